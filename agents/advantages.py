@@ -1,0 +1,81 @@
+"""Advantages: a list of small named steps from rewards to what a decision is judged by.
+
+A step is a function ``step(values, rollout) -> values``; an ablation is a line removed. Values begin as the reward without its
+early-exit part, -nll[t] - price * a[t] in nats; where ``valid`` is False they are 0 before and after every step.
+
+Two facts carry the baselines: the early head never sees a boundary, and the bytes do not depend on the actions. Whatever is
+subtracted from the return of a row at t may therefore depend on all of its bytes, and on other rows' actions, at no bias; it may
+not depend on the row's own action a[t].
+
+Letters: S sequences, K boundary samples of a sequence, B rows, T bytes.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from agents import returns
+
+Step = Callable[[Tensor, TensorDictBase], Tensor]
+
+
+def advantage(rollout: TensorDictBase, steps: Sequence[Step]) -> Tensor:
+    """Run ``steps`` over the rewards of ``rollout`` [B, T]: -> A [B, T], 0 where not valid."""
+    valid = rollout["valid"]
+    values = (rollout["next", "reward"] - rollout["next", "early_nll"]).squeeze(-1)
+    values = torch.where(valid, values, 0.0)
+    for step in steps:
+        values = torch.where(valid, step(values, rollout), 0.0)
+    return values
+
+
+def early_exit(values: Tensor, rollout: TensorDictBase) -> Tensor:
+    """r[t] += -log p_early(x[t]): rewards become gains over a prediction that sees no boundary (arXiv 2602.13940). No bias."""
+    return values + rollout["next", "early_nll"].squeeze(-1)
+
+
+def discounted_return(values: Tensor, rollout: TensorDictBase, gamma: float) -> Tensor:
+    """G[t] = sum_k gamma^k r[t+k] within the episode. With gamma < 1 the update is the gradient of no objective."""
+    return returns.discounted_return(values, rollout["next", "done"].squeeze(-1), gamma)
+
+
+def batch_relative(values: Tensor, rollout: TensorDictBase, own_sample: bool = True) -> Tensor:
+    """Subtract the mean over the rows that are valid at the same index t.
+
+    With ``own_sample`` the mean holds the row itself, as in the paper: the expected gradient shrinks to (n-1)/n of itself for n
+    valid rows of different sequences, and to 0 for n = 1. Without, it is the mean over the other *sequences'* rows (0 where there
+    are none), and costs no bias, also before or after :func:`leave_one_out`.
+    """
+    mates = torch.ones_like(_same_sequence(rollout, values.dtype)) if own_sample else 1 - _same_sequence(rollout, values.dtype)
+    return values - _mean_over(mates, values, rollout["valid"])
+
+
+def leave_one_out(values: Tensor, rollout: TensorDictBase) -> Tensor:
+    """Subtract the mean over the other K - 1 boundary samples of the same bytes (RLOO, Kool et al. 2019). No bias.
+
+    All noise that comes from the bytes alone cancels. Rows without another sample keep their value.
+    """
+    same = _same_sequence(rollout, values.dtype)
+    return values - _mean_over(same - torch.eye(len(same), dtype=same.dtype, device=same.device), values, rollout["valid"])
+
+
+def normalise(values: Tensor, rollout: TensorDictBase, epsilon: float = 1e-8) -> Tensor:
+    """Divide by the standard deviation over all choices of the batch. Biased: the deviation holds the row's own actions."""
+    chosen = rollout["is_choice"].to(values.dtype)
+    count = chosen.sum().clamp(min=1)
+    mean = (values * chosen).sum() / count
+    deviation = ((values - mean).square() * chosen).sum().div(count).sqrt()
+    return values / (deviation + epsilon)
+
+
+def _same_sequence(rollout: TensorDictBase, dtype: torch.dtype) -> Tensor:
+    """[B, B]: 1 where two rows sample the same bytes, the diagonal included."""
+    sequence = rollout["sequence"][:, 0]
+    return (sequence[:, None] == sequence).to(dtype)
+
+
+def _mean_over(mates: Tensor, values: Tensor, valid: Tensor) -> Tensor:
+    """out[b, t] = mean of values[c, t] over the valid rows c with mates[b, c] = 1; 0 where there is none."""
+    return (mates @ values) / (mates @ valid.to(values.dtype)).clamp(min=1)

@@ -1,0 +1,42 @@
+"""What is trained on and what is held out, for corpora (split by position) and for generators (split by seed).
+
+Letters: B rows, T bytes.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from segment_env.batch import Batch, ByteStream, Episodes
+from segment_env.streams import SPLITS, Corpus, crops
+
+Source = Corpus | ByteStream  #: what a ``data.source`` of a configuration builds
+
+_GENERATED = {"validation": 1 << 30, "test": (1 << 30) + 1}  # seeds that no training run uses
+_GENERATED_BYTES = 1 << 17
+
+
+def train_stream(source: Source) -> ByteStream:
+    """The stream to train on: random crops of a corpus' train split, or the generator itself."""
+    return source.stream("train") if isinstance(source, Corpus) else source
+
+
+def held_out(source: Source, split: str, length: int, rows: int, max_bytes: int | None = None, seed: int = 0) -> Iterator[Batch]:
+    """Batches of the validation or test split: crops of ``length`` bytes, ``rows`` to a batch, always the same.
+
+    Of a corpus every byte comes once, the first ``max_bytes`` where that is given; of a generator 2^17 bytes or ``max_bytes``.
+    ``seed`` is that of the boundary noise.
+    """
+    if split not in SPLITS[1:]:
+        raise ValueError(f"held out are {' and '.join(SPLITS[1:])}, not {split!r}")
+    if isinstance(source, Corpus):
+        return crops(source.split(split)[:max_bytes], length, rows, seed)
+    episodes = Episodes(source, rows, length, _GENERATED[split] + seed)
+    count = max((max_bytes or _GENERATED_BYTES) // (rows * length), 1)
+    return islice(map(episodes.batch, range(count)), count)
+
+
+def identity(source: Source) -> dict[str, str]:
+    """Name and SHA-256 of a corpus, or the kind of generator: what a result must carry."""
+    if isinstance(source, Corpus):
+        return {"data": source.name, "data_sha256": source.sha256}
+    return {"data": type(source).__name__}

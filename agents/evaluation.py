@@ -1,0 +1,34 @@
+"""Held-out figures of a scorer under a policy.
+
+Letters: B rows, T bytes.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from segment_env.batch import Batch, ByteStream, Samples
+from segment_env.metrics import Totals
+from segment_env.scorer import Policy, Scorer
+from segment_env.streams import Corpus, whitespace_starts
+from segment_env.unroll import unroll
+
+
+@torch.no_grad()
+def evaluate(
+    scorer: Scorer, policy: Policy, batches: Iterable[Batch], source: Corpus | ByteStream, device: torch.device | str = "cpu"
+) -> dict[str, Any]:
+    """One seeded draw of boundaries, uncapped: bits per byte, and beside it the achieved rate and how it was come by.
+
+    ``source`` gives the reference starts: whitespace for a corpus, the stream's own truth for a generator. Each byte is scored
+    once, the first of a crop included, with a fresh BOS for every crop. See ``Totals.result`` for the figures.
+    """
+    reference = whitespace_starts if isinstance(source, Corpus) else source.reference
+    totals, seed = Totals(), None
+    for batch in batches:
+        batch, seed = batch.to(device), batch.seed
+        rollout, live = unroll(scorer, policy, batch, Samples([1] * len(batch.bytes), device=device))
+        starts = rollout["action"].bool()
+        totals.add(live.nll, starts, batch.valid, rollout["is_choice"], reference(batch.bytes))
+    return {**totals.result(), "boundaries": "sampled, uncapped", "seed": seed}

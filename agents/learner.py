@@ -1,0 +1,111 @@
+"""The joint update: one forward of the byte U-Net trains the language model and, detached, rewards the policy.
+
+Letters: S sequences, B rows, T bytes.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agents.agent import Agent
+from segment_env.batch import Batch, Samples
+from segment_env.errors import UserError
+from segment_env.unroll import unroll
+
+PRECISIONS = ("float32", "bf16")
+
+
+class Learner:
+    """A scorer, an agent and their optimiser.
+
+    loss = mean nll + early_weight * mean early nll + agent.loss, then one AdamW step with gradients clipped to norm ``clip``. The
+    learning rate warms up linearly over the first ``warmup`` of all updates, then falls as a cosine to ``final`` of itself.
+
+    Args: ``model``, a scorer (one without parameters is scored, not trained); ``agent``; ``rows`` B of a batch; ``updates``, all
+    that will be made; ``lr`` of the model, the policy's is ``agent.lr_scale`` times that; ``precision`` "float32" or "bf16"
+    (autocast; log-probabilities, returns and statistics stay float32). Raises UserError where samples do not fill the rows,
+    where nothing can learn, or on another precision.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        agent: Agent,
+        rows: int,
+        updates: int,
+        *,
+        lr: float = 3e-3,
+        warmup: float = 0.05,
+        final: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        clip: float = 1.0,
+        early_weight: float = 0.1,
+        precision: str = "float32",
+        device: torch.device | str = "cpu",
+    ):
+        if precision not in PRECISIONS:
+            raise UserError(f"no precision {precision!r}; use one of {', '.join(PRECISIONS)}")
+        self.model, self.agent = model, agent.to(device)
+        if isinstance(model, nn.Module):
+            model.to(device)
+        self.samples = Samples(agent.sample_counts(rows), device=device)
+        self.clip, self.early_weight, self.precision, self.device = clip, early_weight, precision, torch.device(device)
+        groups = [(list(part.parameters()), rate) for part, rate in ((model, lr), (agent, lr * agent.lr_scale)) if isinstance(part, nn.Module)]
+        groups = [{"params": parameters, "lr": rate} for parameters, rate in groups if parameters]
+        if not groups:
+            raise UserError("neither the scorer nor the agent has parameters: there is nothing to train")
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), weight_decay=weight_decay, fused=True)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda n: _schedule(n, updates, warmup, final))
+
+    @property
+    def num_sequences(self) -> int:
+        """S: how many different sequences a batch needs."""
+        return self.samples.num_sequences
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Unroll ``batch`` of S sequences: -> the joint loss with its graph, and metrics (detached scalars, in nats)."""
+        agent = self.agent
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            rollout, live = unroll(
+                self.model,
+                agent.policy,
+                batch.to(self.device),
+                self.samples,
+                soft_cap=agent.soft_cap,
+                price=agent.price,
+                encoder_grad=agent.encoder_grad,
+            )
+        nll = live.nll.sum() / rollout["valid"].sum()
+        early_nll = live.early_nll.sum() / batch.valid.to(self.device).sum()
+        decide, metrics = agent.loss(rollout, live)
+        choices = rollout["is_choice"]
+        metrics |= {
+            "nll": nll.detach(),
+            "early_nll": early_nll.detach(),
+            "rate": (rollout["action"].bool() & choices).sum() / choices.sum().clamp(min=1),
+        }
+        return nll + self.early_weight * early_nll + decide, metrics
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """One optimiser step on ``batch``: -> metrics, on the device, so that nothing waits for them."""
+        self.agent.train()
+        loss, metrics = self.loss(batch)
+        self.optimiser.zero_grad()
+        loss.backward()
+        metrics["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimiser.step()
+        self.schedule.step()
+        return metrics
+
+
+def _schedule(update: int, updates: int, warmup: float, final: float) -> float:
+    """Factor of the learning rate at an update, counted from 0."""
+    begin = max(1, round(warmup * updates))
+    if update < begin:
+        return (update + 1) / begin
+    progress = min(1.0, (update - begin) / max(1, updates - begin))
+    return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2

@@ -1,0 +1,208 @@
+"""The training program: a configuration in, a run folder out, with checkpoints that it can go on from.
+
+A run folder holds ``config.yaml``, ``metrics.jsonl`` (one line every ``train.log_every`` updates, and one a validation) and
+``checkpoints/``.
+
+Letters: S sequences, B rows, T bytes.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from agents import checkpoint, config
+from agents.agent import Agent
+from agents.data import Source, held_out, identity, train_stream
+from agents.evaluation import evaluate
+from agents.learner import Learner
+from segment_env.batch import Episodes
+from segment_env.errors import UserError
+
+Report = Callable[[str], None]
+
+
+class Run:
+    """The parts that a configuration describes: data, model, agent, and where they stand.
+
+    The model is initialised from ``seed`` before the agent is built, so that runs of one seed begin alike whatever their agent.
+    """
+
+    def __init__(self, settings: dict[str, Any]):
+        self.settings, self.train = settings, settings["train"]
+        _check_positive(settings, ("data", "length"), ("train", "rows"), ("train", "bytes"), ("train", "log_every"))
+        self.device = _device(self.train["device"])
+        self.length: int = settings["data"]["length"]
+        self.source: Source = config.build(settings["data"]["source"])
+        torch.manual_seed(settings["seed"])
+        self.model = config.build(settings["model"]).to(self.device)
+        self.agent = _agent(settings["agent"], self.model.width).to(self.device)
+
+    @property
+    def updates(self) -> int:
+        """All updates of the budget: ``train.bytes`` decoded bytes, B * T an update."""
+        return max(1, round(self.train["bytes"] / (self.train["rows"] * self.length)))
+
+    def learner(self) -> Learner:
+        """The learner of this configuration, fresh."""
+        optimiser = self.train["optimiser"]
+        return Learner(self.model, self.agent, self.train["rows"], self.updates, **optimiser, device=self.device)
+
+    def episodes(self, learner: Learner) -> Episodes:
+        """The training sequences; the n-th update plays the n-th episodes."""
+        stream = train_stream(self.source)
+        episodes = Episodes(stream, learner.num_sequences, self.length, self.settings["seed"])
+        episodes.batch(0)  # a corpus too short for a crop is refused here, before anything is written
+        return episodes
+
+    def evaluate(self, split: str, max_bytes: int | None = None, seed: int = 0) -> dict[str, Any]:
+        """Figures of a held-out split: see :func:`agents.evaluation.evaluate`."""
+        self.agent.eval()
+        batches = held_out(self.source, split, self.length, self.train["rows"], max_bytes, seed)
+        return evaluate(self.model, self.agent.policy, batches, self.source, self.device)
+
+
+def _agent(node: dict[str, Any], width: int) -> Agent:
+    """A policy that reads h stands in the configuration as a partial one: it is told the width."""
+    policy = config.build(node["policy"])
+    policy = policy(width) if isinstance(policy, partial) else policy
+    return config.build({key: value for key, value in node.items() if key != "policy"}, policy=policy)
+
+
+def open_run(folder: Path) -> Run:
+    """A finished or half-finished run with the parameters of its newest checkpoint. Raises UserError where there is none."""
+    newest = checkpoint.newest(folder)
+    run = Run(config.read(folder / "config.yaml"))
+    checkpoint.load(newest, run.model, run.agent)
+    return run
+
+
+def begin(settings: dict[str, Any], folder: Path | None = None) -> Path:
+    """Make the run folder of a configuration, by default ``runs/DATE-TIME-AGENT``. Raises UserError where one stands there."""
+    if folder is None:
+        folder = Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}")
+    if (folder / "config.yaml").exists():
+        raise UserError(f"'{folder}' already holds a run; go on with --resume {folder}, or give another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.save(settings, folder / "config.yaml")
+    except OSError as error:
+        raise UserError(f"cannot write the run folder '{folder}': {error.strerror}") from error
+    return folder
+
+
+def train(run: Run, folder: Path, resume: bool = False, progress: bool = True) -> Learner:
+    """Train ``run`` to the end of its budget, writing to ``folder``; with ``resume`` go on from its newest checkpoint."""
+    learner = run.learner()
+    episodes = run.episodes(learner)
+    done = checkpoint.restore(checkpoint.newest(folder), learner) if resume else 0
+    log = _Log(folder, done, run.settings, progress, run.updates)
+    per_update = {
+        "bytes_read": learner.num_sequences * run.length,
+        "bytes_decoded": run.train["rows"] * run.length,
+    }
+    with log:
+        for update in range(done + 1, run.updates + 1):
+            metrics = learner.update(episodes.batch(update - 1))
+            counts = {"update": update, **{key: update * value for key, value in per_update.items()}}
+            log.add(metrics)
+            if update % run.train["log_every"] == 0 or update == run.updates:
+                log.write(counts | log.means())
+            if _every(update, run.train["validations"], run.updates):
+                figures = run.evaluate("validation", run.train["validation_bytes"])
+                log.write(counts | {f"validation_{key}": value for key, value in figures.items()})
+            if update % run.train["checkpoint_every"] == 0 or update == run.updates:
+                checkpoint.save(folder, learner, update)
+    return learner
+
+
+def _every(update: int, times: int, updates: int) -> bool:
+    """True at ``times`` evenly spread updates, the last among them."""
+    return times > 0 and update * times // updates > (update - 1) * times // updates
+
+
+class _Log:
+    """``metrics.jsonl``, the progress bar and W&B; a resumed run's lines after its checkpoint are dropped first."""
+
+    def __init__(self, folder: Path, done: int, settings: dict[str, Any], progress: bool, updates: int):
+        self.path = folder / "metrics.jsonl"
+        kept = [line for line in self.path.read_text().splitlines() if _whole_and_until(line, done)] if done else []
+        self.path.write_text("".join(line + "\n" for line in kept))
+        self.sums: list[dict[str, torch.Tensor]] = []
+        self.bar = tqdm(total=updates, initial=done, unit="update", disable=not progress, file=sys.stderr, dynamic_ncols=True)
+        self.wandb = _wandb(folder, settings) if settings["train"]["wandb"] else None
+        self.shown: dict[str, str] = {}
+        self.began = time.monotonic()
+
+    def __enter__(self) -> "_Log":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bar.close()
+        if self.wandb:
+            self.wandb.finish()
+
+    def add(self, metrics: dict[str, torch.Tensor]) -> None:
+        self.sums.append(metrics)
+        self.bar.update()
+
+    def means(self) -> dict[str, float]:
+        """Means of what was added since the last call; nats become bits per byte."""
+        means = {key: torch.stack([each[key].detach() for each in self.sums]).mean().item() for key in self.sums[0]}
+        self.sums = []
+        for name, nats in (("bits_per_byte", "nll"), ("early_bits_per_byte", "early_nll")):
+            means[name] = means.pop(nats) / math.log(2)
+        return means | {"seconds": time.monotonic() - self.began}
+
+    def write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if self.wandb:
+            self.wandb.log(line, step=line["update"])
+        labels = {"bits_per_byte": "bits/byte", "rate": "rate", "validation_bits_per_byte": "held-out", "validation_recall": "recall"}
+        self.shown |= {label: f"{line[key]:.3f}" for key, label in labels.items() if key in line}
+        self.bar.set_postfix(self.shown)
+
+
+def _whole_and_until(line: str, update: int) -> bool:
+    try:
+        return json.loads(line)["update"] <= update
+    except ValueError:  # the line that a kill cut off
+        return False
+
+
+def _wandb(folder: Path, settings: dict[str, Any]) -> Any:
+    import wandb  # slow to import, and wanted by few
+
+    return wandb.init(project="segment-env", dir=str(folder), config=settings, mode=settings["train"]["wandb"])
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {name!r} here; use train.device=cpu or auto") from error
+    return device
+
+
+def _check_positive(settings: dict[str, Any], *keys: tuple[str, str]) -> None:
+    for group, key in keys:
+        value = settings[group][key]
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"{group}.{key} must be a whole number of at least 1, got {value!r}")
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What a result carries beside its figures: data, model, agent, seed."""
+    return {**identity(run.source), "seed": run.settings["seed"], "updates": run.updates}

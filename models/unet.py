@@ -1,0 +1,157 @@
+"""The byte U-Net: a language model over bytes that is told where segments begin.
+
+::
+
+    BOS,x -> embed -> encoder (byte layers, sliding window) -> h[S,T+1,D]
+          h -> early head -> log p_early
+          h at a=1 -> mid (token layers, full causal attention, rotary byte positions) -> y[B,M,D]
+          h[t] + y[segment(t)] -> decoder (byte layers, sliding window) -> log p
+
+It implements the scorer protocol of ``segment_env.scorer``, whose docstrings give the contract of every method.
+
+Letters: S sequences, B rows, T bytes, M segments, D width, H heads, E = D / H, W window.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.attention import attend_ring, attend_rows, causal, rotary_angles, sliding
+from models.block import Block, RMSNorm
+from models.pooling import SelectAdd
+from models.sizes import MLP_RATIO_BYTE, MLP_RATIO_TOKEN, SIZES, Size, flops_per_byte
+from segment_env.boundaries import BOS, NUM_BYTES
+
+
+class ByteUNet(nn.Module):
+    """A scorer with parameters.
+
+    Args: ``size``, a name of ``models.sizes.SIZES`` or a :class:`Size`; ``pooling``, the pair of ``models.pooling`` (default: the
+    paper's). Raises ValueError on a name that is none.
+    """
+
+    def __init__(self, size: str | Size = "nano", pooling: nn.Module | None = None):
+        super().__init__()
+        if isinstance(size, str):
+            if size not in SIZES:
+                raise ValueError(f"no model size {size!r}; there are {', '.join(SIZES)}")
+            size = SIZES[size]
+        self.size, self.width = size, size.width
+        self.pooling = pooling or SelectAdd()
+        self.embedding = nn.Embedding(NUM_BYTES + 1, size.width)
+        self.encoder = nn.ModuleList(Block(size.width, size.heads, MLP_RATIO_BYTE) for _ in range(size.encoder))
+        self.mid = nn.ModuleList(Block(size.width, size.heads, MLP_RATIO_TOKEN) for _ in range(size.mid))
+        self.decoder = nn.ModuleList(Block(size.width, size.heads, MLP_RATIO_BYTE) for _ in range(size.decoder))
+        self.encoder_norm, self.mid_norm, self.decoder_norm = (RMSNorm(size.width) for _ in range(3))
+        self.head = nn.Linear(size.width, NUM_BYTES, bias=False)
+        self.early_head = nn.Linear(size.width, NUM_BYTES, bias=False)
+        self.apply(_initialise)
+        with torch.no_grad():
+            self.early_head.weight.copy_(self.head.weight)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return self.head.weight.dtype
+
+    def flops_per_byte(self, rate: float, length: int, samples: float = 1.0) -> float:
+        """Forward operations per decoded byte, attention included: see :func:`models.sizes.flops_per_byte`."""
+        return flops_per_byte(self.size, rate, length, samples)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """x [S, T] -> h [S, T+1, D], each vector of root mean square near 1."""
+        h = self.embedding(F.pad(x, (1, 0), value=BOS))
+        return self.encoder_norm(self._byte_layers(self.encoder, h))
+
+    def early_log_p(self, h: Tensor) -> Tensor:
+        """h [..., D] -> log p_early [..., 256]: it never sees a boundary, so it is a baseline that costs no bias."""
+        return _log_softmax(self.early_head(h))
+
+    def nll(self, h: Tensor, starts: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """-log p(x[t] | x[<t], a[<=t]) [B, T] in nats."""
+        tokens, positions = self.pooling.down(h, starts, gate)
+        angles = self._angles(positions)
+        for block in self.mid:
+            tokens = block(tokens, angles, causal)
+        z = self.pooling.up(h, self.mid_norm(tokens), starts, gate)
+        logits = self.head(self.decoder_norm(self._byte_layers(self.decoder, z)))
+        nll = F.cross_entropy(_wide(logits).flatten(0, 1), x.flatten(), reduction="none")
+        return nll.view_as(x)
+
+    def init_state(self, num_rows: int, length: int) -> tuple[Any, Tensor]:
+        """Caches of fresh rows: a window for every byte layer, ``length`` tokens for every token layer."""
+        device, heads, each = self.head.weight.device, self.size.heads, self.width // self.size.heads
+
+        def caches(layers: nn.ModuleList, slots: int) -> list[tuple[Tensor, Tensor]]:
+            return [tuple(torch.zeros(num_rows, heads, slots, each, dtype=self.dtype, device=device) for _ in "kv") for _ in layers]
+
+        state = {
+            "time": torch.full((num_rows,), -1, device=device),
+            "tokens": torch.zeros(num_rows, dtype=torch.int64, device=device),
+            "h": torch.zeros(num_rows, self.width, dtype=self.dtype, device=device),
+            "y": torch.zeros(num_rows, self.width, dtype=self.dtype, device=device),
+            "encoder": caches(self.encoder, self.size.window),
+            "mid": caches(self.mid, length),
+            "decoder": caches(self.decoder, self.size.window),
+            "pooling": self.pooling.init(num_rows),
+        }
+        return self.observe(state, torch.full((num_rows,), BOS, device=device))
+
+    def predict(self, state: Any, action: Tensor, gate: Tensor | None = None) -> tuple[Any, Tensor]:
+        """Token layers run only for the rows whose ``action`` is True."""
+        pooling, token = self.pooling.down_step(state["pooling"], state["h"])
+        rows = action.nonzero().squeeze(-1)
+        if len(rows):
+            state = self._start_segment(state, token[rows], rows)
+        pooling, z = self.pooling.up_step(pooling, state["h"], state["y"], gate)
+        z = self._byte_step(self.decoder, state["decoder"], z, state["time"])
+        return {**state, "pooling": pooling}, _log_softmax(self.head(self.decoder_norm(z)))
+
+    def observe(self, state: Any, byte: Tensor) -> tuple[Any, Tensor]:
+        """One step of the encoder; BOS is what :meth:`init_state` reads."""
+        time = state["time"] + 1
+        h = self.encoder_norm(self._byte_step(self.encoder, state["encoder"], self.embedding(byte), time))
+        return {**state, "time": time, "h": h}, h
+
+    def _start_segment(self, state: Any, token: Tensor, rows: Tensor) -> Any:
+        count = state["tokens"][rows]
+        used, y = int(count.max()) + 1, token[:, None]
+        angles = self._angles(state["time"][rows, None])
+        for block, cache in zip(self.mid, state["mid"], strict=True):
+            y = block(y, angles, partial(attend_rows, cache=cache, rows=rows, count=count, used=used))
+        newest = state["y"].index_copy(0, rows, self.mid_norm(y).squeeze(1).to(state["y"].dtype))
+        return {**state, "y": newest, "tokens": state["tokens"].index_add(0, rows, torch.ones_like(rows))}
+
+    def _byte_layers(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
+        angles = self._angles(torch.arange(x.shape[1], device=x.device))
+        for block in layers:
+            x = block(x, angles, partial(sliding, window=self.size.window))
+        return x
+
+    def _byte_step(self, layers: nn.ModuleList, caches: Any, x: Tensor, time: Tensor) -> Tensor:
+        x, angles = x[:, None], self._angles(time[:, None])
+        for block, cache in zip(layers, caches, strict=True):
+            x = block(x, angles, partial(attend_ring, cache=cache, time=time))
+        return x.squeeze(1)
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_angles(positions, self.width // self.size.heads, self.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Float32 or wider: what log-probabilities are computed in, also under autocast."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return _wide(logits).log_softmax(-1)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight)  # root mean square 1, the scale of the blocks' normed outputs
