@@ -5,7 +5,6 @@ Letters: S sequences, K boundary samples of a sequence, B rows, T bytes.
 
 from collections.abc import Sequence
 
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -43,7 +42,7 @@ class Agent(nn.Module):
 
     def sample_counts(self, rows: int) -> list[int]:
         """K of every sequence, so that they fill ``rows`` = B. Raises UserError where they cannot."""
-        multiple = rows * self.samples_share if self.samples > 1 else 0
+        multiple = round(rows * self.samples_share, 6) if self.samples > 1 else 0  # 25 * 0.28 is not 7, but near it
         if self.samples < 1 or multiple % self.samples or not 0 <= multiple <= rows:
             raise UserError(
                 f"agent.samples={self.samples} boundary samples per sequence do not fill a share agent.samples_share={self.samples_share} "
@@ -84,8 +83,10 @@ class Reinforce(Agent):
         **settings,
     ):
         super().__init__(policy, **settings)
-        if self.samples < 2 and any(getattr(step, "func", step) is leave_one_out for step in advantage):
-            raise UserError(f"leave_one_out needs agent.samples of 2 or more, got {self.samples}")
+        paired = self.samples > 1 and self.samples_share > 0
+        if not paired and any(getattr(step, "func", step) is leave_one_out for step in advantage):
+            got = f"got {self.samples} and {self.samples_share}"
+            raise UserError(f"leave_one_out needs agent.samples of 2 or more and agent.samples_share above 0, {got}")
         self.advantage, self.rate = list(advantage), rate
         self.policy_weight, self.rate_weight = policy_weight, rate_weight
 

@@ -53,7 +53,9 @@ class Learner:
             model.to(device)
         self.samples = Samples(agent.sample_counts(rows), device=device)
         self.clip, self.early_weight, self.precision, self.device = clip, early_weight, precision, torch.device(device)
-        groups = [(list(part.parameters()), rate) for part, rate in ((model, lr), (agent, lr * agent.lr_scale)) if isinstance(part, nn.Module)]
+        groups = [
+            (list(part.parameters()), rate) for part, rate in ((model, lr), (agent, lr * agent.lr_scale)) if isinstance(part, nn.Module)
+        ]
         groups = [{"params": parameters, "lr": rate} for parameters, rate in groups if parameters]
         if not groups:
             raise UserError("neither the scorer nor the agent has parameters: there is nothing to train")

@@ -26,12 +26,12 @@ class Rule(nn.Module):
 class UniformStride(Rule):
     """a[t] = 1 iff t mod ``stride`` = 0: a token of ``stride`` bytes, whatever they say; 1 cuts at every byte.
 
-    Raises UserError on a stride below 1.
+    Raises UserError on a stride below 1 or between two whole numbers.
     """
 
     def __init__(self, stride: int):
         super().__init__()
-        if stride < 1:
+        if stride < 1 or stride % 1:
             raise UserError(f"a stride is a whole number of bytes, at least 1, got {stride}")
         self.stride = stride
 

@@ -24,7 +24,7 @@ def segment(scorer: Scorer, policy: Policy, data: bytes, seed: int = 0, device: 
 
 
 def shown(segments: list[bytes], separator: str = "|") -> str:
-    """Segments between separators on one line; line breaks and bytes that are no UTF-8 are escaped, as Python does.
+    r"""Segments between separators on one line; line breaks and bytes that are no UTF-8 are escaped, as Python does.
 
     A character that a boundary cuts in two is shown as its bytes.
 

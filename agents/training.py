@@ -10,7 +10,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,11 @@ from agents.agent import Agent
 from agents.data import Source, held_out, identity, train_stream
 from agents.evaluation import evaluate
 from agents.learner import Learner
+from agents.segmenting import segment, shown
 from segment_env.batch import Episodes
 from segment_env.errors import UserError
 
-Report = Callable[[str], None]
+WANDB_MODES = (None, "offline", "online")
 
 
 class Run:
@@ -38,6 +38,8 @@ class Run:
 
     def __init__(self, settings: dict[str, Any]):
         self.settings, self.train = settings, settings["train"]
+        if self.train["wandb"] not in WANDB_MODES:
+            raise UserError(f"train.wandb must be one of null, offline, online, got {self.train['wandb']!r}")
         _check_positive(settings, ("data", "length"), ("train", "rows"), ("train", "bytes"), ("train", "log_every"))
         self.device = _device(self.train["device"])
         self.length: int = settings["data"]["length"]
@@ -62,6 +64,14 @@ class Run:
         episodes = Episodes(stream, learner.num_sequences, self.length, self.settings["seed"])
         episodes.batch(0)  # a corpus too short for a crop is refused here, before anything is written
         return episodes
+
+    def sentence(self) -> str:
+        """A held-out sentence as the agent cuts it now, always the same one."""
+        self.agent.eval()
+        batch = next(held_out(self.source, "validation", self.length, 1))
+        text = bytes(batch.bytes[0][batch.valid[0]].tolist())
+        begin = text.find(b". ") + 2 if b". " in text[: len(text) // 2] else 0
+        return shown(segment(self.model, self.agent.policy, text[begin : begin + 120], device=self.device))
 
     def evaluate(self, split: str, max_bytes: int | None = None, seed: int = 0) -> dict[str, Any]:
         """Figures of a held-out split: see :func:`agents.evaluation.evaluate`."""

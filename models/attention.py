@@ -40,14 +40,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def sliding(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Position t attends to t-window+1 .. t, exactly; time and memory are O(T window): there is no T x T mask.
 
-    Queries are cut into N blocks of C; a block sees its own C keys and the window - 1 before them.
+    Queries are cut into N blocks of C >= W; a block sees its own C keys and the W - 1 before them.
     """
     length, past = q.shape[-2], window - 1
     block = max(window, 32)
     num_blocks = -(-length // block)
     tail = num_blocks * block - length
     q = F.pad(q, (0, 0, 0, tail)).unflatten(-2, (num_blocks, block))
-    k, v = (F.pad(x, (0, 0, past, tail)).unfold(-2, block + past, block).transpose(-1, -2) for x in (k, v))
+    k, v = (F.pad(x, (0, 0, block, tail)).unflatten(-2, (num_blocks + 1, block)) for x in (k, v))
+    k, v = (torch.cat([x[..., :-1, block - past :, :], x[..., 1:, :, :]], -2) for x in (k, v))
     query = torch.arange(block, device=q.device)[:, None]
     key = torch.arange(block + past, device=q.device) - past  # position of a key relative to its block
     band = (key <= query) & (key > query - window)
@@ -60,7 +61,7 @@ def sliding(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Full causal attention: position t attends to 0 .. t. Short sequences on CPU take the explicit products: they are faster there."""
     if not q.is_cuda and q.shape[-2] <= 256:
-        time = torch.arange(q.shape[-2])
+        time = torch.arange(q.shape[-2], device=q.device)
         return attend(q, k, v, time <= time[:, None])
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -70,9 +71,9 @@ def attend_ring(q: Tensor, k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], t
     window = cache[0].shape[-2]
     row = torch.arange(len(time), device=time.device)
     for store, new in zip(cache, (k, v), strict=True):
-        store[row, :, time % window] = new.squeeze(-2)
+        store[row, :, time % window] = new.squeeze(-2).to(store.dtype)
     filled = torch.arange(window, device=time.device) <= time[:, None]
-    return attend(q, *cache, filled[:, None, None])
+    return attend(q.to(cache[0].dtype), *cache, filled[:, None, None])
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], rows: Tensor, count: Tensor, used: int) -> Tensor:
@@ -81,7 +82,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], r
     q, k, v are [R, H, 1, E]; ``count`` [R] int64 says how many tokens each row holds already, ``used`` the largest count + 1.
     """
     for store, new in zip(cache, (k, v), strict=True):
-        store[rows, :, count] = new.squeeze(-2)
+        store[rows, :, count] = new.squeeze(-2).to(store.dtype)
     keys, values = (store[rows, :, :used] for store in cache)
     filled = torch.arange(used, device=q.device) <= count[:, None]
-    return attend(q, keys, values, filled[:, None, None])
+    return attend(q.to(keys.dtype), keys, values, filled[:, None, None])

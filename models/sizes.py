@@ -32,6 +32,7 @@ SIZES = {
     "40M": Size(width=512, heads=8, encoder=4, mid=6, decoder=4, window=64),
     "90M": Size(width=768, heads=12, encoder=4, mid=6, decoder=4, window=64),
     "147M": Size(width=768, heads=12, encoder=4, mid=12, decoder=4, window=64),
+    # the name that the paper's code gives this layout; counted as the others are, it has 366M parameters
     "346M": Size(width=1024, heads=16, encoder=2, mid=20, decoder=2, window=64),
 }
 

@@ -25,7 +25,7 @@ class Actor(TensorDictModuleBase):
         self.__dict__["scorer"] = scorer  # read, never trained or moved with the policy
         self.in_keys = ["hidden", "byte", "since", "noise", "is_choice", "valid"] + (["recent"] if policy.n_past else [])
         self.out_keys = ["action", "logits", "action_log_prob"]
-        self._state = None
+        self._state, self._num_rows = None, 0
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """One step of [B] rows, written into ``tensordict``."""
@@ -40,7 +40,8 @@ class Actor(TensorDictModuleBase):
         )
         fresh = self.policy.init(len(hidden))
         first = valid & ~choice
-        state = fresh if self._state is None else reset_rows(self._state, fresh, first)
+        state = reset_rows(self._state, fresh, first) if self._num_rows == len(hidden) else fresh
+        self._num_rows = len(hidden)
         self._state, decision = self.policy.step(state, observation, soft_cap=self.soft_cap)
         action = effective(decision.action, choice, valid)
         nats = torch.promote_types(hidden.dtype, torch.float32)

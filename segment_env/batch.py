@@ -4,7 +4,7 @@ Letters: S sequences, K boundary samples of a sequence (it may differ between se
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -44,16 +44,16 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("bytes", "valid", "terminated", "sequence")}
-        return replace(self, **moved)
+        moved = (tensor.to(device, non_blocking=True) for tensor in self._tensors())
+        return Batch(*moved, seed=self.seed)
 
     def replaced(self, other: "Batch", rows: Tensor) -> "Batch":
         """A batch with the sequences of ``other`` where ``rows`` [S] bool is True."""
-        mixed = {}
-        for name in ("bytes", "valid", "terminated", "sequence"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            mixed[name] = torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), theirs, mine)
-        return replace(self, **mixed)
+        pairs = zip(self._tensors(), other._tensors(), strict=True)
+        return Batch(*(torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), theirs, mine) for mine, theirs in pairs), seed=self.seed)
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.bytes, self.valid, self.terminated, self.sequence
 
 
 def pack(documents: Sequence[bytes], seed: int = 0, first: int = 0) -> Batch:

@@ -20,6 +20,7 @@ Letters: S sequences, K boundary samples of a sequence, B rows = sum of K, T byt
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -61,6 +62,7 @@ class SegmentEnv(EnvBase):
         self.episodes, self.samples, self.n_past, self.price = episodes, samples, n_past, price
         self._episode = torch.full((samples.num_sequences,), -1)  # n of every slot
         self._batch: Batch | None = None
+        self._now: dict[str, Any] = {}  # what the last step has left, for every row
         self._make_specs()
 
     def _make_specs(self) -> None:
@@ -92,11 +94,6 @@ class SegmentEnv(EnvBase):
         return self._batch
 
     @property
-    def at_start(self) -> bool:
-        """True where no row has been stepped since its reset."""
-        return bool((self._time == 0).all())
-
-    @property
     def position(self) -> list[int]:
         """How many episodes every slot has begun, less one: with the seed, all that a checkpoint needs."""
         return self._episode.tolist()
@@ -112,9 +109,9 @@ class SegmentEnv(EnvBase):
 
     @torch.no_grad()
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs) -> TensorDict:
-        asked = None if tensordict is None else tensordict.get("_reset", None)
-        whole = self._batch is None or asked is None
-        rows = torch.ones(self.batch_size, dtype=torch.bool, device=self.device) if whole else asked.view(self.batch_size)
+        asked = None if tensordict is None or self._batch is None else tensordict.get("_reset", None)
+        whole = asked is None
+        rows = torch.ones(self.batch_size, dtype=torch.bool, device=self.device) if asked is None else asked.view(self.batch_size)
         slots = self._whole_sequences(rows)
         self._episode = self._episode + slots.cpu()
         fresh = self.episodes.batch(self._episode).to(self.device)
@@ -151,7 +148,10 @@ class SegmentEnv(EnvBase):
         return values.gather(1, self._time[:, None].clamp(max=values.shape[1] - 1)).squeeze(1)
 
     def _observation(self) -> TensorDict:
+        """What is seen at every row's time, and whether the row has ended."""
         valid = self._at_time(self._valid)
+        done = ~valid[:, None]
+        terminated = done & self.samples.expand(self.batch.terminated)[:, None]
         observation = {
             "hidden": self._now["h"].clone(),
             "since": self._now["since"].clone(),
@@ -160,31 +160,34 @@ class SegmentEnv(EnvBase):
             "is_choice": valid & (self._time > 0),
             "valid": valid,
             "sequence": self.samples.expand(self.batch.sequence).clone(),
+            "done": done,
+            "terminated": terminated,
+            "truncated": done & ~terminated,
         }
         if self.n_past:
             observation["recent"] = self._now["recent"].clone()
-        never = {key: torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device) for key in self.done_spec.keys()}
-        return TensorDict(observation | never, self.batch_size, device=self.device)
+        return TensorDict(observation, self.batch_size, device=self.device)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         now, valid, byte = self._now, self._at_time(self._valid), self._at_time(self._x)
+        asked = tensordict.get("_step", None)
+        if asked is not None and (valid & ~asked.view(self.batch_size)).any():
+            raise ValueError("a step must name every row that has not ended: rows move on together")
         choice = valid & (self._time > 0)
         start = effective(tensordict["action"], choice, valid)
         state, log_p = self.scorer.predict(now["state"], start)
-        nll, early_nll = (-each.gather(-1, byte[:, None]) * valid[:, None] for each in (log_p, self.scorer.early_log_p(now["h"])))
+        both = (log_p, self.scorer.early_log_p(now["h"]))
+        nll, early_nll = (torch.where(valid[:, None], -each.gather(-1, byte[:, None]), 0.0) for each in both)
         state, h = self.scorer.observe(state, byte)
         self._now = {
             "state": state,
             "h": h,
             "time": self._time + valid,
             "byte": byte,
-            "since": torch.where(start, 1, now["since"] + 1),
+            "since": torch.where(start, 1, now["since"] + valid),
             "recent": torch.cat([start.long()[:, None], now["recent"]], 1)[:, : self.n_past],
         }
-        step = self._observation()
-        done = ~step["valid"][:, None]
-        terminated = done & self.samples.expand(self.batch.terminated)[:, None]
-        reward = early_nll - nll - self.price * (start & choice)[:, None]
-        outcome = {"reward": reward, "nll": nll, "early_nll": early_nll}
-        return step.update(outcome | {"done": done, "terminated": terminated, "truncated": done & ~terminated})
+        reward = early_nll - nll
+        reward = torch.where((start & choice)[:, None], reward - self.price, reward)
+        return self._observation().update({"reward": reward, "nll": nll, "early_nll": early_nll})

@@ -133,8 +133,9 @@ def _rollout(
     choice = later["is_choice"][:, :-1]
     done = ~valid_later[:, 1:]
     terminated = done & samples.expand(batch.terminated)[:, None]
+    reward = early_nll - nll
     outcome = {
-        "reward": early_nll - nll - price * (starts & choice),
+        "reward": torch.where(starts & choice, reward - price, reward),
         "nll": nll,
         "early_nll": early_nll,
         "done": done,
@@ -161,4 +162,5 @@ def _rollout(
         },
         size,
         names=[None, "time"],
+        device=x.device,
     )

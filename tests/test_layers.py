@@ -20,7 +20,7 @@ LAYERS = [
     ["models.*"],
     ["models"],
     # agents: pure functions, modules, programs
-    ["agents.returns", "agents.advantages", "agents.estimators"],
+    ["agents.returns", "agents.advantages", "agents.estimators", "agents.statistics"],
     ["agents.policies", "agents.rules", "agents.rates", "agents.losses"],
     [
         *["agents.config", "agents.agent", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
@@ -32,6 +32,7 @@ LAYERS = [
             "agents.variance",
             "agents.report",
             "agents.bench",
+            "agents.timing",
         ],
     ],
     ["agents"],

@@ -1,0 +1,241 @@
+"""What learned boundaries cost, as ratios of measurements that take turns within one run.
+
+Four measurements, each a list of cases:
+
+- ``update``: an update with learned boundaries over one of the same byte U-Net with the same boundaries given;
+- ``unroll``: a rollout over the forward passes that it cannot do without;
+- ``flops``: the arithmetic of an update per second over that of large matrix products;
+- ``memory``: how the peak memory of an update grows from one doubling of T to the next; 1 is linear.
+
+Letters: S sequences, K boundary samples of a sequence, B rows, T bytes.
+"""
+
+import json
+import multiprocessing
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agents import config
+from agents.learner import Learner
+from agents.timing import Goal, Row, interleaved, stopwatch
+from agents.training import Run
+from segment_env.batch import Batch
+from segment_env.errors import UserError
+from segment_env.unroll import unroll
+
+UPDATE, UNROLL, FLOPS, MEMORY = Goal(high=1.05), Goal(high=1.03), Goal(low=0.5), Goal(low=0.8, high=1.2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting to measure. The learned agent is the configuration's; a rule that cuts where it does stands against it."""
+
+    size: str
+    rows: int  #: B
+    length: int  #: T
+    pairs: int
+    precision: str = "bf16"
+    agent: tuple[str, ...] = ("agent=paper",)  #: overrides that pick the learned agent
+
+    def run(self, agent: Sequence[str] | None = None) -> Run:
+        """A run of this case, or of another agent in its setting, with a learning rate of 0: no work less, and no boundary moves."""
+        own = [f"model={self.size}", f"train.rows={self.rows}", f"data.length={self.length}", f"train.optimiser.precision={self.precision}"]
+        return Run(config.load([*own, "train.optimiser.lr=0.0", *(agent or self.agent)]))
+
+    def setting(self, learner: Learner) -> dict[str, Any]:
+        """What the figures hold for."""
+        agent = {"agent": " ".join(self.agent), "samples": max(learner.samples.counts), "device": learner.device.type}
+        shape = {"B": self.rows, "S": learner.num_sequences, "T": self.length}
+        return {"size": self.size, **shape, "precision": self.precision, **agent}
+
+
+def run(quick: bool = False, only: str | None = None, json_path: Path | None = None) -> str:
+    """Measure, write the figures to ``json_path`` if there is one: -> the table. Raises UserError on a measurement that is none."""
+    if only is not None and only not in MEASUREMENTS:
+        raise UserError(f"there is no measurement {only!r}; choose from {', '.join(MEASUREMENTS)}")
+    rows = []
+    for name in [only] if only else MEASUREMENTS:
+        measure, few, full = MEASUREMENTS[name]
+        for case in few if quick else full:
+            print(f"measuring {name} of {case.size}, {case.rows} x {case.length}, {case.precision}", file=sys.stderr)
+            rows += [row.result() for row in measure(case)]
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "quick": quick}
+    if json_path:
+        try:
+            json_path.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write '{json_path}': {error.strerror}") from error
+    return table(rows, machine)
+
+
+def table(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
+    """The results as aligned text, a line each."""
+    head = ("", "ratio", "10-90 %", "pairs", "goal", "", "size", "B x T", "K", "precision", "on")
+    lines = [head]
+    for row in rows:
+        ratio = (f"{row['ratio']:.3f}", f"{row['p10']:.3f}-{row['p90']:.3f}", str(row["pairs"]))
+        goal = (str(Goal(**row["goal"])), "met" if row["met"] else "missed")
+        shape = (row["size"], f"{row['B']} x {row['T']}", str(row["samples"]), row["precision"], row["device"])
+        lines.append((f"{row['measurement']}: {row['name']}", *ratio, *goal, *shape))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    ending = "; few repetitions: not to be quoted" if machine["quick"] else ""
+    return "\n".join([*text, f"torch {machine['torch']}, {machine['threads']} CPU threads{ending}"])
+
+
+def update_cost(case: Case) -> Iterator[Row]:
+    """Learned over given boundaries: forward, backward and AdamW step on the same bytes, cut at the same places."""
+    learned = case.run()
+    batch = _batch(learned, learned.learner())
+    samples, share = learned.agent.samples, learned.agent.samples_share
+    given = case.run(["agent=iid", f"+agent.samples={samples}", f"+agent.samples_share={share}", f"agent.policy.rate={_rate(learned)!r}"])
+    first, second = learned.learner(), given.learner()
+    pairs = interleaved(
+        stopwatch(lambda: first.update(batch), first.device), stopwatch(lambda: second.update(batch), second.device), case.pairs
+    )
+    if not torch.equal(_starts(first, batch), _starts(second, batch)):
+        raise RuntimeError("the boundaries that were compared are not the same")
+    yield Row("update", "learned / given boundaries", _ratios(pairs), UPDATE, case.setting(first), _seconds(pairs))
+
+
+@torch.no_grad()
+def unroll_cost(case: Case) -> Iterator[Row]:
+    """A rollout over encoding, early head and decoding of the same boundaries, without gradients."""
+    run = case.run()
+    model, learner = run.model, run.learner()
+    batch, samples = _batch(run, learner), learner.samples
+    starts = _starts(learner, batch)
+
+    def play() -> None:
+        with _precision(learner):
+            unroll(model, run.agent.policy, batch, samples, soft_cap=run.agent.soft_cap)
+
+    def bare() -> None:
+        with _precision(learner):
+            h = model.encode(batch.bytes)[:, :-1]
+            model.early_log_p(h).gather(-1, batch.bytes[..., None])
+            model.nll(samples.expand(h), starts, samples.expand(batch.bytes))
+
+    pairs = interleaved(stopwatch(play, run.device), stopwatch(bare, run.device), case.pairs, warm_up=3)
+    yield Row("unroll", "unroll / bare forward", _ratios(pairs), UNROLL, case.setting(learner), _seconds(pairs))
+
+
+def achieved_flops(case: Case) -> Iterator[Row]:
+    """Operations of an update per second over those of a square matrix product of its dtype, the best of several."""
+    run = case.run()
+    learner = run.learner()
+    batch = _batch(run, learner)
+    starts = _starts(learner, batch)
+    samples = learner.samples.num_rows / learner.num_sequences
+    work = 3 * case.rows * case.length * run.model.flops_per_byte(starts.float().mean().item(), case.length, samples)
+    side = 8192 if run.device.type == "cuda" else 2048
+    a, b = torch.randn(2, side, side, dtype=torch.bfloat16 if case.precision == "bf16" else torch.float32, device=run.device)
+    update, product = stopwatch(lambda: learner.update(batch), run.device), stopwatch(lambda: a @ b, run.device)
+    pairs = interleaved(lambda: work / update(), lambda: 2 * side**3 / min(product() for _ in range(8)), case.pairs)
+    achieved, peak = (statistics.median(column) / 1e9 for column in zip(*pairs, strict=True))
+    figures = {"achieved_gflops": achieved, "peak_gflops": peak}
+    yield Row("flops", "achieved / matrix product", _ratios(pairs), FLOPS, case.setting(learner), figures)
+
+
+def memory_growth(case: Case) -> Iterator[Row]:
+    """Bytes of memory per byte of text between 2 T and 4 T over that between T and 2 T, each T in a process of its own."""
+    lengths = [case.length, 2 * case.length, 4 * case.length]
+    ratios, peaks = [], []
+    for _ in range(case.pairs):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+            peaks.append([pool.submit(peak_memory, replace(case, length=length)).result() for length in lengths])
+        lower, upper = (more - less for less, more in pairwise(peaks[-1]))
+        ratios.append(upper / 2 / lower)
+    figures = {f"peak_bytes_{length}": statistics.median(column) for length, column in zip(lengths, zip(*peaks, strict=True), strict=True)}
+    setting = case.setting(case.run().learner())
+    yield Row("memory", f"growth from T = {lengths[1]} / from T = {lengths[0]}", ratios, MEMORY, setting, figures)
+
+
+def peak_memory(case: Case) -> int:
+    """Peak of an update over that of one on 64 bytes. The process has to be fresh: what it allocated before would count."""
+    run = case.run()
+    learner = run.learner()
+    batch = _batch(run, learner)
+    small = replace(batch, bytes=batch.bytes[:, :64], valid=batch.valid[:, :64])
+    learner.update(small)
+    before = _peak(run.device)
+    learner.update(batch)
+    return _peak(run.device) - before
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        status = Path("/proc/self/status").read_text()  # not getrusage: on Linux its peak is inherited from the parent process
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) << 10
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _batch(run: Run, learner: Learner) -> Batch:
+    return run.episodes(learner).batch(0).to(run.device)
+
+
+def _precision(learner: Learner) -> torch.autocast:
+    return torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.precision == "bf16")
+
+
+@torch.no_grad()
+def _starts(learner: Learner, batch: Batch) -> torch.Tensor:
+    with _precision(learner):
+        agent = learner.agent
+        return unroll(learner.model, agent.policy, batch, learner.samples, soft_cap=agent.soft_cap)[0]["action"].bool()
+
+
+@torch.no_grad()
+def _rate(run: Run) -> float:
+    """The probability of a start under an untrained policy: the same everywhere, whatever it reads."""
+    h, noise = torch.zeros(1, 1, run.model.width, device=run.device), torch.zeros(1, 1, device=run.device)
+    logits = run.agent.policy.parallel(h, noise.long(), noise, None, soft_cap=run.agent.soft_cap).logits
+    return logits.sigmoid().item()
+
+
+def _ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    return [first / second for first, second in pairs]
+
+
+def _seconds(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    first, second = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {"seconds": first, "seconds_against": second}
+
+
+_PAIRED = ("agent=default", "agent.samples_share=1.0")  # K = 2 everywhere
+_SMALL = Case("nano", 4, 256, pairs=3)
+
+#: name -> how a case is measured, the cases of ``--quick``, all cases
+MEASUREMENTS: dict[str, tuple[Callable[[Case], Iterator[Row]], list[Case], list[Case]]] = {
+    "update": (
+        update_cost,
+        [_SMALL, replace(_SMALL, agent=_PAIRED)],
+        [
+            *(Case("nano", 16, 512, 40, precision, agent) for precision in ("bf16", "float32") for agent in (("agent=paper",), _PAIRED)),
+            *(Case("18M", 4, 1024, 20, "bf16", agent) for agent in (("agent=paper",), _PAIRED)),
+        ],
+    ),
+    "unroll": (
+        unroll_cost,
+        [_SMALL, replace(_SMALL, agent=_PAIRED)],
+        [
+            *(Case("nano", 16, 512, 60, precision, agent) for precision in ("bf16", "float32") for agent in (("agent=paper",), _PAIRED)),
+            Case("18M", 4, 1024, 20),
+        ],
+    ),
+    "flops": (achieved_flops, [_SMALL], [Case("18M", 4, 2048, 20, precision) for precision in ("float32", "bf16")]),
+    "memory": (memory_growth, [replace(_SMALL, pairs=1)], [Case("18M", 2, 2048, 3, "float32")]),
+}

@@ -1,0 +1,131 @@
+"""The command line, ``segment-env``: a mistake gets one line on standard error and exit status 2, never a traceback."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from segment_env.errors import UserError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage that argparse prints before it."""
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command: -> the exit status."""
+    try:
+        options = _parser().parse_args(arguments)
+        options.command(options)
+    except UserError as error:
+        print(f"segment-env: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("segment-env: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough; nothing more can be written, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="segment-env", description="Learn where tokens begin, by reinforcement learning.", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(command=function)
+        return added
+
+    def overrides(added: argparse.ArgumentParser) -> None:
+        added.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="configuration, as in agent=paper train.bytes=1_000_000")
+
+    train = command("train", _train, "Train a byte U-Net and the agent that places its boundaries.")
+    overrides(train)
+    train.add_argument("--run", type=Path, metavar="FOLDER", help="where to write it (default: runs/DATE-TIME)")
+    train.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with this run from its newest checkpoint")
+
+    evaluate = command("eval", _eval, "Bits per byte, rate and alignment of a run on held-out bytes.")
+    evaluate.add_argument("run", type=Path, metavar="RUN")
+    evaluate.add_argument("--split", choices=("validation", "test"), default="test")
+    evaluate.add_argument("--seed", type=int, default=0, help="of the boundary noise (default: 0)")
+
+    segment = command("segment", _segment, "Cut a text where a run's agent would.")
+    segment.add_argument("run", type=Path, metavar="RUN")
+    segment.add_argument("text", metavar="TEXT", help="the text, or - for standard input")
+    segment.add_argument("--seed", type=int, default=0, help="of the boundary noise (default: 0)")
+
+    compare = command("compare", _compare, "Run the grid of an experiment and print its table; goes on where it was stopped.")
+    overrides(compare)
+    compare.add_argument("--cells", type=Path, default=Path("results/cells"), metavar="FOLDER", help="where finished cells lie")
+
+    bench = command("bench", _bench, "Measure what learned boundaries cost, as ratios within one run.")
+    bench.add_argument("--quick", action="store_true", help="few repetitions: to see that it works, not to quote")
+    bench.add_argument("--only", metavar="NAME", help="one measurement alone")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures too")
+    return parser
+
+
+def _train(options: argparse.Namespace) -> None:
+    from agents import checkpoint, config, training  # here, so that --help does not wait for torch
+
+    if options.resume:
+        if options.overrides or options.run:
+            raise UserError("--resume goes on with a run as it was begun: it takes no configuration and no --run")
+        folder = options.resume
+        checkpoint.newest(folder)
+        run = training.Run(config.read(folder / "config.yaml"))
+    else:
+        settings = config.load(options.overrides)
+        run = training.Run(settings)
+        run.episodes(run.learner())  # mistakes first: nothing is written for a configuration that cannot train
+        folder = training.begin(settings, options.run)
+    before = run.sentence()
+    training.train(run, folder, resume=bool(options.resume))
+    print(_ending(run.evaluate("test")))
+    print(f"before  {before}\nafter   {run.sentence()}\nrun     {folder}")
+
+
+def _ending(figures: dict[str, Any]) -> str:
+    return (
+        f"held-out bits per byte {figures['bits_per_byte']:.3f} at rate {figures['rate']:.3f} "
+        f"({figures['boundaries']}, seed {figures['seed']}, {figures['num_bytes']:,} test bytes)\n"
+        f"starts after whitespace: recall {figures['recall']:.3f}, precision {figures['precision']:.3f}"
+    )
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from agents import training
+
+    run = training.open_run(options.run)
+    print(json.dumps({"split": options.split, **run.evaluate(options.split, seed=options.seed)}, indent=2))
+
+
+def _segment(options: argparse.Namespace) -> None:
+    from agents import training
+    from agents.segmenting import segment, shown
+
+    data = sys.stdin.buffer.read() if options.text == "-" else os.fsencode(options.text)
+    run = training.open_run(options.run)
+    print(shown(segment(run.model, run.agent.policy, data, options.seed, run.device)))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from agents import compare
+
+    print(compare.run(options.overrides, options.cells))
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from agents import bench
+
+    print(bench.run(options.quick, options.only, options.json))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

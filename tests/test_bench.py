@@ -1,0 +1,164 @@
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from agents import bench
+from agents.bench import MEASUREMENTS, Case
+from agents.cli import main
+from agents.timing import Goal, Row, interleaved, median_and_spread, stopwatch
+from segment_env.errors import UserError
+
+TINY = Case("nano", 2, 128, pairs=2, precision="float32")
+
+
+def test_median_and_spread_on_a_literal() -> None:
+    assert median_and_spread([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 9.0]) == (1.5, 1.1, 1.9)
+    assert median_and_spread([2.0]) == (2.0, 2.0, 2.0)
+
+
+def test_pairs_swap_their_order_and_warm_up_does_not_count() -> None:
+    order: list[str] = []
+    readings = {"a": iter([100.0, 1.0, 2.0, 3.0]), "b": iter([100.0, 10.0, 20.0, 30.0])}
+
+    def measure(name: str) -> float:
+        order.append(name)
+        return next(readings[name])
+
+    pairs = interleaved(lambda: measure("a"), lambda: measure("b"), pairs=3)
+    assert pairs == [(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"
+
+
+def test_a_load_that_grows_does_not_move_the_ratio() -> None:
+    slowness = iter([1.02**i for i in range(42)])
+    pairs = interleaved(lambda: 3.0 * next(slowness), lambda: 2.0 * next(slowness), pairs=20)
+    assert statistics.median(first / second for first, second in pairs) == pytest.approx(1.5, rel=0.001)
+
+
+def test_stopwatch_times_one_call(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    clock = iter([5.0, 7.5])
+    calls: list[int] = []
+    monkeypatch.setattr("agents.timing.time.perf_counter", lambda: next(clock))
+    assert stopwatch(lambda: calls.append(1), device)() == 2.5
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("goal", "ratio", "met", "text"),
+    [
+        (Goal(high=1.05), 1.05, True, "at most 1.05"),
+        (Goal(high=1.05), 1.0501, False, "at most 1.05"),
+        (Goal(low=0.5), 0.5, True, "at least 0.5"),
+        (Goal(low=0.5), 0.49, False, "at least 0.5"),
+        (Goal(low=0.8, high=1.2), 1.0, True, "0.8 to 1.2"),
+        (Goal(low=0.8, high=1.2), 0.79, False, "0.8 to 1.2"),
+        (Goal(low=0.8, high=1.2), 1.21, False, "0.8 to 1.2"),
+    ],
+)
+def test_goals(goal: Goal, ratio: float, met: bool, text: str) -> None:
+    assert goal.met(ratio) is met
+    assert str(goal) == text
+
+
+@pytest.mark.parametrize("agent", [("agent=paper",), ("agent=default", "agent.samples_share=1.0"), ("agent=default",)])
+def test_learned_and_given_updates_cut_at_the_same_places(agent: tuple[str, ...]) -> None:
+    (row,) = bench.update_cost(Case("nano", 4, 128, pairs=1, agent=agent))  # raises where they do not
+    assert len(row.ratios) == 1 and row.ratios[0] > 0
+    assert row.setting["samples"] == (1 if agent == ("agent=paper",) else 2)
+
+
+def test_boundaries_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_rate", lambda run: 0.4)
+    with pytest.raises(RuntimeError, match="not the same"):
+        next(bench.update_cost(TINY))
+
+
+def test_memory_growth_compares_doublings(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {128: 1000, 256: 1400, 512: 2600}  # 400 for the first 128 bytes, 1200 for the next 256
+
+    class Pool:
+        def __init__(self, *_, **__) -> None: ...
+
+        def __enter__(self) -> "Pool":
+            return self
+
+        def __exit__(self, *_) -> None: ...
+
+        def submit(self, function, case: Case) -> "Pool":
+            self.case = case
+            return self
+
+        def result(self) -> int:
+            return peaks[self.case.length]
+
+    monkeypatch.setattr(bench, "ProcessPoolExecutor", Pool)
+    (row,) = bench.memory_growth(TINY)
+    assert row.ratios == [1.5, 1.5]
+    assert row.figures == {"peak_bytes_128": 1000, "peak_bytes_256": 1400, "peak_bytes_512": 2600}
+
+
+def test_the_peak_of_a_longer_update_is_seen() -> None:
+    assert bench.peak_memory(Case("nano", 4, 1024, pairs=1)) > 4 * 1024 * 128 * 4  # one tensor of h at least
+
+
+def test_every_measurement_is_paired_often_enough_to_quote() -> None:
+    assert list(MEASUREMENTS) == ["update", "unroll", "flops", "memory"]
+    for name in ("update", "unroll", "flops"):
+        assert all(case.pairs >= 20 for case in MEASUREMENTS[name][2])
+
+
+def test_json_and_table_name_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = {name: (measure, [TINY], []) for name, (measure, _, _) in MEASUREMENTS.items() if name in ("update", "unroll")}
+
+    def fake(case: Case) -> Iterator[Row]:
+        yield Row("fake", "a / b", [1.0, 2.0, 3.0], Goal(low=4), case.setting(case.run().learner()), {"seconds": 7.0})
+
+    monkeypatch.setattr(bench, "MEASUREMENTS", {**few, "fake": (fake, [TINY], [TINY])})
+    assert main(["bench", "--quick", "--json", str(tmp_path / "bench.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0].split()[:3] == ["ratio", "10-90", "%"]
+    assert lines[3].split() == "fake: a / b 2.000 1.200-2.800 3 at least 4 missed nano 2 x 128 1 float32".split() + [lines[3].split()[-1]]
+    assert lines[4] == f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads; few repetitions: not to be quoted"
+    figures = json.loads((tmp_path / "bench.json").read_text())
+    assert (figures["torch"], figures["threads"], figures["quick"]) == (torch.__version__, torch.get_num_threads(), True)
+    assert [row["measurement"] for row in figures["rows"]] == ["update", "unroll", "fake"]
+    for row in figures["rows"][:2]:
+        assert row["pairs"] == len(row["ratios"]) == 2
+        assert row["p10"] <= row["ratio"] <= row["p90"]
+        assert row["seconds"] > 0 and row["seconds_against"] > 0
+    told = {"ratio": 2.0, "p10": 1.2, "p90": 2.8, "goal": {"low": 4, "high": None}, "met": False, "seconds": 7.0}
+    setting = {"size": "nano", "B": 2, "S": 2, "T": 128, "precision": "float32", "samples": 1, "agent": "agent=paper"}
+    assert told.items() <= figures["rows"][2].items() and setting.items() <= figures["rows"][2].items()
+
+
+def test_only_picks_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def fake(name: str):
+        def measure(case: Case) -> Iterator[Row]:
+            measured.append(name)
+            return iter([])
+
+        return measure
+
+    monkeypatch.setattr(bench, "MEASUREMENTS", {name: (fake(name), [TINY], [TINY, TINY]) for name in MEASUREMENTS})
+    bench.run(only="unroll")
+    assert measured == ["unroll", "unroll"]
+    bench.run(quick=True)
+    assert measured[2:] == list(MEASUREMENTS)
+
+
+def test_a_measurement_that_is_none_is_a_users_mistake() -> None:
+    with pytest.raises(UserError, match="no measurement 'speed'; choose from update, unroll, flops, memory"):
+        bench.run(only="speed")
+
+
+def test_a_file_that_cannot_be_written_is_a_users_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench, "MEASUREMENTS", {})
+    with pytest.raises(UserError, match="cannot write"):
+        bench.run(json_path=tmp_path / "no" / "such" / "folder.json")

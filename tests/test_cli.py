@@ -1,0 +1,149 @@
+"""The command line: what it prints, and that a mistake gets one clear line and exit status 2."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from agents import cli
+
+TINY = ["data.length=64", "train.rows=4", "train.bytes=1536", "train.validation_bytes=512", "train.optimiser.precision=float32"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run folder of six updates of `nano`."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    assert cli.main(["train", *TINY, "--run", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def mistake(capsys):
+    """Run a command that must fail as a user's mistake: -> its one line."""
+
+    def run(*arguments):
+        status = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert status == 2
+        assert out == ""
+        assert err.startswith("segment-env: ") and err.count("\n") == 1, err
+        return err
+
+    return run
+
+
+def test_training_says_what_came_of_it(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert cli.main(["train", *TINY, "--run", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].startswith("held-out bits per byte ") and "at rate 0." in lines[0]
+    assert lines[1].startswith("starts after whitespace: recall 0.") and "precision 0." in lines[1]
+    before, after = (line.split(maxsplit=1)[1] for line in lines[2:4])
+    assert before.replace("|", "") == after.replace("|", "")
+    assert lines[4].split() == ["run", str(folder)]
+    assert "6/6" in err and "bits/byte=" in err and "rate=" in err
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert logged[-1]["bytes_decoded"] == 1536
+    assert logged[-1]["bytes_read"] == 6 * 64 * 3  # two of four rows are second samples of one sequence
+
+
+def test_evaluation_names_how_boundaries_were_drawn(finished, capsys):
+    assert cli.main(["eval", str(finished), "--split", "validation", "--seed", "3"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["num_bytes"] == 60_934
+    assert (figures["boundaries"], figures["seed"], figures["split"]) == ("sampled, uncapped", 3, "validation")
+    assert 0.1 < figures["rate"] < 0.3
+
+
+def test_segmenting_keeps_the_text(finished, capsysbinary):
+    assert cli.main(["segment", str(finished), "Call me Ishmael."]) == 0
+    assert capsysbinary.readouterr().out.replace(b"|", b"") == b"Call me Ishmael.\n"
+
+
+def test_segmenting_reads_standard_input():
+    # A process of its own: standard input is bytes, and the exit status is the shell's. An empty folder is no run.
+    done = subprocess.run([sys.executable, "-m", "agents.cli", "segment", ".", "-"], input=b"x", capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1 and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "data=files", "data.source.path=nowhere.txt"], "no file or folder 'nowhere.txt'"),
+        (["train", "data=files", "data.source.path=empty.txt"], "empty"),
+        (["train", "data=files", "data.source.path=short.txt"], "shorter than one crop of 512"),
+        (["train", "data=files", "data.source.path=binaries"], "holds no text"),
+        (["train", "data=files"], "data.source.path has no value"),
+        (["train", "--fast"], "unrecognized arguments: --fast"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train", "agnet=paper"], "did you mean 'agent'"),
+        (["train", "agent=papre"], "paper"),
+        (["train", "train.lenght=3"], "train.lenght"),
+        (["train", "target=0"], "strictly between 0 and 1"),
+        (["train", "target=1"], "strictly between 0 and 1"),
+        (["train", "agent=iid", "target=1.5"], "strictly between 0 and 1"),
+        (["train", "data.length=0"], "data.length must be a whole number of at least 1"),
+        (["train", "train.rows=many"], "train.rows must be a whole number"),
+        (["train", "agent.samples=3"], "do not fill"),
+        (["train", "agent.samples=1"], "leave_one_out needs agent.samples of 2"),
+        (["train", "train.optimiser.precision=fp8"], "no precision 'fp8'"),
+        (["train", "train.device=tpu"], "no device 'tpu'"),
+        (["train", "train.wandb=loud"], "train.wandb"),
+        (["train", "model.size=12M"], "no model size '12M'"),
+        (["train", "--resume", "nowhere"], "no run folder"),
+        (["train", "agent=paper", "--resume", "nowhere"], "--resume goes on with a run as it was begun"),
+        (["eval", "binaries"], "no run folder"),
+        (["segment", "nowhere", "text"], "no run folder"),
+    ],
+)
+def test_mistakes_get_one_line(arguments, says, mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("Call me Ishmael.")
+    (tmp_path / "binaries").mkdir()
+    (tmp_path / "binaries" / "image.png").write_bytes(b"\x89PNG")
+    before = sorted(tmp_path.rglob("*"))
+    assert says in mistake(*arguments)
+    assert sorted(tmp_path.rglob("*")) == before, "a mistake leaves nothing behind"
+
+
+def test_a_run_is_not_overwritten(finished, mistake):
+    assert "already holds a run" in mistake("train", *TINY, "--run", finished)
+
+
+def test_a_run_without_checkpoint(finished, mistake, tmp_path):
+    shutil.copy(finished / "config.yaml", tmp_path)
+    assert "has no checkpoint yet" in mistake("eval", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "agent.safetensors"])
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_checkpoint(finished, mistake, tmp_path, name, damage):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (file,) = run.glob(f"checkpoints/*/{name}")
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-8])
+    else:
+        file.unlink()
+    for command in (["eval", run], ["segment", run, "text"], ["train", "--resume", run]):
+        assert "missing or damaged" in mistake(*command)
+
+
+@pytest.mark.parametrize("name", ["optimiser.safetensors", "state.json"])
+def test_a_damaged_training_state(finished, mistake, tmp_path, name):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (file,) = run.glob(f"checkpoints/*/{name}")
+    file.write_bytes(b"{")
+    assert "missing or damaged" in mistake("train", "--resume", run)
+
+
+def test_a_checkpoint_of_another_size(finished, mistake, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("size: nano", "size: 18M"))
+    assert "1,379,840 numbers" in mistake("eval", run)
