@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from agents import config
 from agents.learner import Learner
@@ -61,19 +62,25 @@ def run(quick: bool = False, only: str | None = None, json_path: Path | None = N
     """Measure, write the figures to ``json_path`` if there is one: -> the table. Raises UserError on a measurement that is none."""
     if only is not None and only not in MEASUREMENTS:
         raise UserError(f"there is no measurement {only!r}; choose from {', '.join(MEASUREMENTS)}")
-    rows = []
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "quick": quick}
+    rows: list[dict[str, Any]] = []
+    _write(json_path, machine, rows)
     for name in [only] if only else MEASUREMENTS:
         measure, few, full = MEASUREMENTS[name]
         for case in few if quick else full:
             print(f"measuring {name} of {case.size}, {case.rows} x {case.length}, {case.precision}", file=sys.stderr)
             rows += [row.result() for row in measure(case)]
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "quick": quick}
-    if json_path:
-        try:
-            json_path.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
-        except OSError as error:
-            raise UserError(f"cannot write '{json_path}': {error.strerror}") from error
+            _write(json_path, machine, rows)
     return table(rows, machine)
+
+
+def _write(path: Path | None, machine: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Before anything is measured, and after every case: what an interrupted run has measured is not lost."""
+    if path:
+        try:
+            path.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write '{path}': {error.strerror}") from error
 
 
 def table(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
@@ -94,10 +101,11 @@ def table(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
 def update_cost(case: Case) -> Iterator[Row]:
     """Learned over given boundaries: forward, backward and AdamW step on the same bytes, cut at the same places."""
     learned = case.run()
-    batch = _batch(learned, learned.learner())
-    samples, share = learned.agent.samples, learned.agent.samples_share
-    given = case.run(["agent=iid", f"+agent.samples={samples}", f"+agent.samples_share={share}", f"agent.policy.rate={_rate(learned)!r}"])
-    first, second = learned.learner(), given.learner()
+    first = learned.learner()
+    batch = _batch(learned, first)
+    rate = _rollout(first, batch)["logits"][0, 1].sigmoid().item()  # of an untrained policy: everywhere the same
+    samples, share = first.agent.samples, first.agent.samples_share
+    second = case.run(["agent=iid", f"+agent.samples={samples}", f"+agent.samples_share={share}", f"agent.policy.rate={rate!r}"]).learner()
     pairs = interleaved(
         stopwatch(lambda: first.update(batch), first.device), stopwatch(lambda: second.update(batch), second.device), case.pairs
     )
@@ -114,17 +122,13 @@ def unroll_cost(case: Case) -> Iterator[Row]:
     batch, samples = _batch(run, learner), learner.samples
     starts = _starts(learner, batch)
 
-    def play() -> None:
-        with _precision(learner):
-            unroll(model, run.agent.policy, batch, samples, soft_cap=run.agent.soft_cap)
-
     def bare() -> None:
         with _precision(learner):
             h = model.encode(batch.bytes)[:, :-1]
             model.early_log_p(h).gather(-1, batch.bytes[..., None])
             model.nll(samples.expand(h), starts, samples.expand(batch.bytes))
 
-    pairs = interleaved(stopwatch(play, run.device), stopwatch(bare, run.device), case.pairs, warm_up=3)
+    pairs = interleaved(stopwatch(lambda: _rollout(learner, batch), run.device), stopwatch(bare, run.device), case.pairs, warm_up=3)
     yield Row("unroll", "unroll / bare forward", _ratios(pairs), UNROLL, case.setting(learner), _seconds(pairs))
 
 
@@ -192,18 +196,13 @@ def _precision(learner: Learner) -> torch.autocast:
 
 
 @torch.no_grad()
-def _starts(learner: Learner, batch: Batch) -> torch.Tensor:
+def _rollout(learner: Learner, batch: Batch) -> TensorDict:
     with _precision(learner):
-        agent = learner.agent
-        return unroll(learner.model, agent.policy, batch, learner.samples, soft_cap=agent.soft_cap)[0]["action"].bool()
+        return unroll(learner.model, learner.agent.policy, batch, learner.samples, soft_cap=learner.agent.soft_cap)[0]
 
 
-@torch.no_grad()
-def _rate(run: Run) -> float:
-    """The probability of a start under an untrained policy: the same everywhere, whatever it reads."""
-    h, noise = torch.zeros(1, 1, run.model.width, device=run.device), torch.zeros(1, 1, device=run.device)
-    logits = run.agent.policy.parallel(h, noise.long(), noise, None, soft_cap=run.agent.soft_cap).logits
-    return logits.sigmoid().item()
+def _starts(learner: Learner, batch: Batch) -> torch.Tensor:
+    return _rollout(learner, batch)["action"].bool()
 
 
 def _ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
@@ -215,7 +214,7 @@ def _seconds(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     return {"seconds": first, "seconds_against": second}
 
 
-_PAIRED = ("agent=default", "agent.samples_share=1.0")  # K = 2 everywhere
+_PAIRED = ("agent=paired", "agent.samples_share=1.0")  # K = 2 everywhere
 _SMALL = Case("nano", 4, 256, pairs=3)
 
 #: name -> how a case is measured, the cases of ``--quick``, all cases

@@ -53,14 +53,16 @@ class Learner:
             model.to(device)
         self.samples = Samples(agent.sample_counts(rows), device=device)
         self.clip, self.early_weight, self.precision, self.device = clip, early_weight, precision, torch.device(device)
-        groups = [
-            (list(part.parameters()), rate) for part, rate in ((model, lr), (agent, lr * agent.lr_scale)) if isinstance(part, nn.Module)
+        groups: list[dict[str, Any]] = [
+            {"params": list(part.parameters()), "lr": rate}
+            for part, rate in ((model, lr), (agent, lr * agent.lr_scale))
+            if isinstance(part, nn.Module) and any(True for _ in part.parameters())
         ]
-        groups = [{"params": parameters, "lr": rate} for parameters, rate in groups if parameters]
         if not groups:
             raise UserError("neither the scorer nor the agent has parameters: there is nothing to train")
         self.parameters = [parameter for group in groups for parameter in group["params"]]
-        self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), weight_decay=weight_decay, fused=True)
+        first, second = betas
+        self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=(first, second), weight_decay=weight_decay, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda n: _schedule(n, updates, warmup, final))
 
     @property

@@ -46,11 +46,12 @@ class WindowPolicy(nn.Module):
     ) -> Decision:
         """Decide all positions: h [B, T, D], noise [B, T] -> action and logits [B, T]."""
         scores = self._scores(h)
-        if self.n_past and actions is None:
+        if not self.n_past:
+            logits = self._logits(scores, None, soft_cap)
+            return Decision(noise < logits.sigmoid() if actions is None else actions, logits)
+        if actions is None:
             actions = self._walk(scores.detach(), noise, soft_cap)
-        recent = recent_starts(actions, self.n_past)[:, :-1] if self.n_past else None
-        logits = self._logits(scores, recent, soft_cap)
-        return Decision(noise < logits.sigmoid() if actions is None else actions, logits)
+        return Decision(actions, self._logits(scores, recent_starts(actions, self.n_past)[:, :-1], soft_cap))
 
     def init(self, num_rows: int) -> tuple:
         """It keeps nothing of its own."""

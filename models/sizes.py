@@ -45,8 +45,8 @@ def flops_per_byte(size: Size, rate: float, length: int, samples: float = 1.0) -
     included; ``length`` T of a crop; with ``samples`` K boundary samples of a sequence, encoder and early head are shared by K.
     """
     d = size.width
-    keys = sum(min(t + 1, size.window) for t in range(min(length, size.window)))
-    keys = (keys + max(length - size.window, 0) * size.window) / length
+    beginning = sum(range(1, min(length, size.window) + 1))  # the first positions have fewer keys in reach
+    keys = (beginning + max(length - size.window, 0) * size.window) / length
     byte_layer = 2 * (4 + 3 * MLP_RATIO_BYTE) * d * d + 4 * d * keys
     token_layer = 2 * (4 + 3 * MLP_RATIO_TOKEN) * d * d + 4 * d * (rate * length + 1) / 2
     head = 2 * 256 * d

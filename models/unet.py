@@ -40,7 +40,7 @@ class ByteUNet(nn.Module):
                 raise ValueError(f"no model size {size!r}; there are {', '.join(SIZES)}")
             size = SIZES[size]
         self.size, self.width = size, size.width
-        self.pooling = pooling or SelectAdd()
+        self.pooling: Any = pooling or SelectAdd()
         self.embedding = nn.Embedding(NUM_BYTES + 1, size.width)
         self.encoder = nn.ModuleList(Block(size.width, size.heads, MLP_RATIO_BYTE) for _ in range(size.encoder))
         self.mid = nn.ModuleList(Block(size.width, size.heads, MLP_RATIO_TOKEN) for _ in range(size.mid))
@@ -86,7 +86,8 @@ class ByteUNet(nn.Module):
         device, heads, each = self.head.weight.device, self.size.heads, self.width // self.size.heads
 
         def caches(layers: nn.ModuleList, slots: int) -> list[tuple[Tensor, Tensor]]:
-            return [tuple(torch.zeros(num_rows, heads, slots, each, dtype=self.dtype, device=device) for _ in "kv") for _ in layers]
+            empty = partial(torch.zeros, num_rows, heads, slots, each, dtype=self.dtype, device=device)
+            return [(empty(), empty()) for _ in layers]
 
         state = {
             "time": torch.full((num_rows,), -1, device=device),

@@ -64,7 +64,7 @@ def test_goals(goal: Goal, ratio: float, met: bool, text: str) -> None:
     assert str(goal) == text
 
 
-@pytest.mark.parametrize("agent", [("agent=paper",), ("agent=default", "agent.samples_share=1.0"), ("agent=default",)])
+@pytest.mark.parametrize("agent", [("agent=paper",), ("agent=paired", "agent.samples_share=1.0"), ("agent=default",), ("agent=paired",)])
 def test_learned_and_given_updates_cut_at_the_same_places(agent: tuple[str, ...]) -> None:
     (row,) = bench.update_cost(Case("nano", 4, 128, pairs=1, agent=agent))  # raises where they do not
     assert len(row.ratios) == 1 and row.ratios[0] > 0
@@ -72,7 +72,8 @@ def test_learned_and_given_updates_cut_at_the_same_places(agent: tuple[str, ...]
 
 
 def test_boundaries_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_rate", lambda run: 0.4)
+    starts = iter([torch.zeros(2, 128, dtype=torch.bool), torch.ones(2, 128, dtype=torch.bool)])
+    monkeypatch.setattr(bench, "_starts", lambda learner, batch: next(starts))
     with pytest.raises(RuntimeError, match="not the same"):
         next(bench.update_cost(TINY))
 

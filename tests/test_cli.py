@@ -48,7 +48,7 @@ def test_training_says_what_came_of_it(tmp_path, capsys):
     assert "6/6" in err and "bits/byte=" in err and "rate=" in err
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert logged[-1]["bytes_decoded"] == 1536
-    assert logged[-1]["bytes_read"] == 6 * 64 * 3  # two of four rows are second samples of one sequence
+    assert logged[-1]["bytes_read"] == 6 * 64 * 4
 
 
 def test_evaluation_names_how_boundaries_were_drawn(finished, capsys):
@@ -90,7 +90,7 @@ def test_segmenting_reads_standard_input():
         (["train", "data.length=0"], "data.length must be a whole number of at least 1"),
         (["train", "train.rows=many"], "train.rows must be a whole number"),
         (["train", "agent.samples=3"], "do not fill"),
-        (["train", "agent.samples=1"], "leave_one_out needs agent.samples of 2"),
+        (["train", "agent=paired", "agent.samples=1"], "leave_one_out needs agent.samples of 2"),
         (["train", "train.optimiser.precision=fp8"], "no precision 'fp8'"),
         (["train", "train.device=tpu"], "no device 'tpu'"),
         (["train", "train.wandb=loud"], "train.wandb"),

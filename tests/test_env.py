@@ -152,8 +152,9 @@ def kept(env):
     return tree_leaves([env._now, env._valid, env._x, env._noise, *(getattr(env.batch, name) for name in ("bytes", "valid", "sequence"))])
 
 
-def test_outputs_share_no_storage(scorer):
-    env, actions = make_env(scorer, (2, 1), n_past=2), random_actions(3, 6)
+@pytest.mark.parametrize("counts", [(2, 1), (1, 1, 1)], ids=str)
+def test_outputs_share_no_storage(scorer, counts):
+    env, actions = make_env(scorer, counts, n_past=2), random_actions(3, 6)
     clean = play(env, actions)
     env.set_seed(3)
     seen, now = [], env.reset()
@@ -227,13 +228,13 @@ def test_an_actor_begins_anew_with_each_row(device):
     policy.init = lambda num_rows: torch.zeros(num_rows, dtype=float64, device=device)
     env = make_env(scorer, (2, 1, 1), 6, RaggedStream(6, 1, 4), n_past=2, device=device)
     actor = Actor(policy, scorer)
-    nonstop = env.rollout(14, actor, break_when_any_done=False)
-    actor(make_env(scorer, (1,), 6, n_past=2, device=device).reset())  # as many rows as there are
+    nonstop = env.rollout(12, actor, break_when_any_done=False)
+    assert actor(make_env(scorer, (1,), 6, n_past=2, device=device).reset())["action"].tolist() == [1]  # another number of rows
     env.set_seed(3)
-    for n, rows in enumerate(([0, 1], [0, 1])):
-        fresh = env.rollout(6, actor, break_when_any_done=False)  # rows 0 and 1 have six bytes in every episode here
-        for key in ("action", "logits", "action_log_prob"):
-            assert torch.equal(fresh[key][rows], nonstop[key][rows, 6 * n : 6 * n + 6])
+    for n in range(2):
+        fresh = env.rollout(6, Actor(policy, scorer), break_when_any_done=False)
+        for key in ("action", "logits", "action_log_prob"):  # of rows 0 and 1, which have six bytes in every episode
+            assert torch.equal(fresh[key][:2], nonstop[key][:2, 6 * n : 6 * n + 6])
 
 
 def test_an_actor_forces_what_is_no_choice():

@@ -134,6 +134,20 @@ def test_padding_reaches_no_parameter() -> None:
     check(*found)
 
 
+def test_garbage_in_the_padding_of_a_rollout_reaches_no_loss() -> None:
+    agent, found = reinforce(), []
+    agent.eval()
+    rollout, live = unroll(unet(), agent.policy, pack(RAGGED[:2]), Samples([2, 2]), soft_cap=6.0)
+    for garbage in (0.0, float("nan")):
+        dirty = rollout.clone()
+        for key in ("logits", ("next", "reward"), ("next", "early_nll")):
+            dirty[key][~rollout["valid"]] = garbage
+        loss, metrics = agent.loss(dirty, live)
+        loss.backward(retain_graph=True)
+        found.append(gradients(agent) | metrics)
+    check(*found)
+
+
 # --- the optimiser ---
 
 

@@ -57,9 +57,8 @@ def matrix_products(size, starts, num_sequences):
     """Operations of every product but attention's, of one forward with the early head, counted a position at a time."""
     d, rows, length = size.width, *starts.shape
     byte_layer, token_layer, head = 2 * 7 * d * d, 2 * 16 * d * d, 2 * 256 * d
-    return num_sequences * length * (size.encoder * byte_layer + head) + rows * length * (size.decoder * byte_layer + head) + (
-        int(starts.sum()) * size.mid * token_layer
-    )
+    encoder = num_sequences * length * (size.encoder * byte_layer + head)
+    return encoder + rows * length * (size.decoder * byte_layer + head) + int(starts.sum()) * size.mid * token_layer
 
 
 def attention_products(size, starts, num_sequences):

@@ -44,7 +44,7 @@ def parallel(unet, x, starts):
 
 
 def largest(*differences):
-    return max(difference.abs().max().item() for difference in differences)
+    return torch.cat([difference.abs().flatten() for difference in differences]).max().item()  # NaN if there is one
 
 
 @torch.no_grad()
@@ -67,10 +67,10 @@ def gradient_error(unet, x, starts, times):
     hook.remove()
     errors = []
     for t in times:
-        for value in (nll[:, t], early[:, t, 0], h[:, t] @ torch.ones_like(h[0, 0])):
-            (grad,) = torch.autograd.grad(value.sum(), embedded, retain_graph=True)
-            assert (grad[:, t] != 0).any(-1).all()  # what it has read does reach it
-            errors.append(grad[:, t + 1 :])
+        mixture = nll[:, t].sum() + 0.7 * early[:, t, 0].sum() + 0.3 * h[:, t].sum()
+        (grad,) = torch.autograd.grad(mixture, embedded, retain_graph=True)
+        assert (grad[:, t] != 0).any(-1).all()  # what it has read does reach it
+        errors.append(grad[:, t + 1 :])
     return largest(*errors)
 
 
@@ -117,8 +117,8 @@ def test_nano_reads_the_past_alone(device):
     x, starts = rows_of(length_of(unet), device=device)
     times = range(x.shape[1])
     assert prefix_error(unet, x, starts, times) < EXACT
-    assert gradient_error(unet, x, starts, times) == 0
-    assert perturbation_error(unet, x, starts, times) < EXACT
+    assert gradient_error(unet, x, starts, times[::3]) == 0
+    assert perturbation_error(unet, x, starts, times[::3]) < EXACT
     assert step_error(unet, x, starts) < EXACT
 
 
@@ -127,10 +127,10 @@ def test_every_layout_reads_the_past_alone(name):
     unet = unet_of(LAYOUTS[name])
     x, starts = rows_of(length_of(unet), rows=3)
     window = unet.size.window
-    times = (0, 1, window - 1, window, window + 1, 2 * window + 3, x.shape[1] - 1)
+    times = (1, window - 1, window, 2 * window + 3)
     assert prefix_error(unet, x, starts, times) < EXACT
-    assert gradient_error(unet, x, starts, times[1::2]) == 0
-    assert perturbation_error(unet, x, starts, times[:-1]) < EXACT
+    assert gradient_error(unet, x, starts, times[1:]) == 0
+    assert perturbation_error(unet, x, starts, times[::2]) < EXACT
     assert step_error(unet, x, starts) < EXACT
 
 
@@ -143,10 +143,10 @@ def test_other_lengths(length):
 
 
 def test_more_tokens_than_the_explicit_products_take():
-    unet = unet_of(replace(SIZES["nano"], width=16, heads=2, mid=2))
-    x, starts = rows_of(300, rows=2)
-    assert prefix_error(unet, x, starts, (100, 255, 256)) < EXACT
-    assert gradient_error(unet, x, starts, (100, 256)) == 0
+    unet = unet_of(replace(SIZES["nano"], width=16, heads=2, mid=1))
+    x, starts = rows_of(270, rows=2)
+    assert prefix_error(unet, x, starts, (255, 256)) < EXACT
+    assert gradient_error(unet, x, starts, (256,)) == 0
     assert step_error(unet, x, starts) < EXACT
 
 
@@ -176,9 +176,9 @@ class EndOfSegment(SelectAdd):
 
 @pytest.mark.parametrize("leak", [NextSegment, EndOfSegment])
 def test_every_check_finds_a_leak(leak):
-    unet = unet_of(pooling=leak())
+    unet = unet_of(replace(SIZES["nano"], width=32, mid=1), pooling=leak())
     x, starts = rows_of(length_of(unet))
-    times = range(x.shape[1])
+    times = (5, 20, 30)
     assert prefix_error(unet, x, starts, times) > 1e-3
     assert gradient_error(unet, x, starts, times) > 1e-3
     assert perturbation_error(unet, x, starts, times) > 1e-3

@@ -54,7 +54,8 @@ class MadeUpLanguage:
     Raises UserError where the lexicon cannot be (see :func:`prefix_free_words`).
     """
 
-    unit, sample_rate = "byte", None
+    unit: str = "byte"
+    sample_rate: float | None = None
 
     def __init__(self, lexicon_size: int = 200, min_length: int = 2, max_length: int = 8, exponent: float = 1.0, seed: int = 0):
         self.words = prefix_free_words(lexicon_size, min_length, max_length, seed)  #: most frequent first

@@ -47,7 +47,8 @@ class TextStream:
     Args: ``data`` bytes or uint8 [N]; ``name`` stands in error messages. Results are on the device of ``data``.
     """
 
-    unit, sample_rate = "byte", None
+    unit: str = "byte"
+    sample_rate: float | None = None
 
     def __init__(self, data: bytes | Tensor, name: str = "text"):
         self.data, self.name = as_tensor(data), name

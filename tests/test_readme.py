@@ -1,0 +1,50 @@
+"""What the README says holds: its code runs, its files exist, its commands are understood."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from agents import cli, config
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def _blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_code_runs(capsys):
+    (code,) = _blocks("python")
+    exec(compile(code, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 21
+    first, last = (float(line.split()[0]) for line in (lines[0], lines[-2]))
+    assert last < first, "twenty updates lower the bits per byte"
+
+
+def _commands():
+    lines = "".join(_blocks("bash")).splitlines()
+    return [line for line in lines if line.startswith("segment-env ")]
+
+
+@pytest.mark.parametrize("line", _commands())
+def test_commands_are_understood(line):
+    options = cli._parser().parse_args(shlex.split(line, comments=True)[1:])
+    config.load(getattr(options, "overrides", []))
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"`?make ([a-z-]+)", README))
+    assert targets >= {"train", "test"}
+    rules = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", rules, re.MULTILINE) for target in targets)
+
+
+def test_the_file_tree_is_whole():
+    tree = README[README.index("## Where things are") : README.index("## What is measured")]
+    named = set(re.findall(r"^ {4,}(\S+\.py)\b", tree, re.MULTILINE))
+    there = {path.name for package in ("segment_env", "models", "agents") for path in (ROOT / package).rglob("*.py")}
+    assert named == there - {"__init__.py"}
