@@ -3,7 +3,7 @@
 Letters: S sequences, K boundary samples of a sequence (it may differ between sequences), B rows = sum of K, T bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,18 +44,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return self._with(tensor.to(device, non_blocking=True) for tensor in self._tensors())
-
-    def replaced(self, other: "Batch", rows: Tensor) -> "Batch":
-        """A batch with the sequences of ``other`` where ``rows`` [S] bool is True."""
-        pairs = zip(self._tensors(), other._tensors(), strict=True)
-        return self._with(torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), theirs, mine) for mine, theirs in pairs)
-
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.bytes, self.valid, self.terminated, self.sequence
-
-    def _with(self, tensors: Iterable[Tensor]) -> "Batch":
-        x, valid, terminated, sequence = tensors
+        x, valid, terminated, sequence = (
+            tensor.to(device, non_blocking=True) for tensor in (self.bytes, self.valid, self.terminated, self.sequence)
+        )
         return Batch(x, valid, terminated, sequence, self.seed)
 
 

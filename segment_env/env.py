@@ -112,10 +112,8 @@ class SegmentEnv(EnvBase):
         asked = None if tensordict is None or self._batch is None else tensordict.get("_reset", None)
         whole = asked is None
         rows = torch.ones(self.batch_size, dtype=torch.bool, device=self.device) if asked is None else asked.view(self.batch_size)
-        slots = self._whole_sequences(rows)
-        self._episode = self._episode + slots.cpu()
-        fresh = self.episodes.batch(self._episode).to(self.device)
-        self._batch = fresh if whole else self.batch.replaced(fresh, slots)
+        self._episode = self._episode + self._whole_sequences(rows).cpu()
+        self._batch = self.episodes.batch(self._episode).to(self.device)  # other slots find the sequences that they had
         self._valid = F.pad(self.samples.expand(self._batch.valid), (0, 1))
         self._x = self.samples.expand(self._batch.bytes)
         self._noise = self.samples.noise(self._batch, self.episodes.length + 1)

@@ -56,6 +56,7 @@ def unroll(
     seen = rows if encoder_grad else rows.detach()
     replayed = None if actions is None else effective(actions, choice, valid)
     read = samples.expand(early_log_p.detach()) if policy.reads_early_log_p else None
+    del early_log_p  # S x T x 256: without a graph its memory is free for the decoder
     decision = _decide(policy, seen[:, :-1], x, noise[:, :-1], read, valid, soft_cap, replayed)
     starts = effective(decision.action, choice, valid) if replayed is None else replayed
 

@@ -227,7 +227,7 @@ def test_one_seed_gives_a_table_without_an_interval(whole: tuple[str, Path], ove
         ([EXPERIMENT, "seeds=[1,1]"], "seeds must be a list of different"),
         ([EXPERIMENT, "seed=1"], "seed=1: every cell is run with each of the experiment's seeds"),
         ([EXPERIMENT, "+grid.third=['agent=papper']"], "cell 'third': agent=papper: there is no such agent; did you mean 'paper'?"),
-        ([EXPERIMENT, "+grid.third=['agent=paired','train.rows=3']"], "cell 'third': agent.samples=2 boundary samples per sequence do not fill"),
+        ([EXPERIMENT, "+grid.third=['agent=paired','train.rows=3']"], "cell 'third': agent.samples=2 boundary samples"),
         ([EXPERIMENT, "+grid.third=['data=made_up']"], "cell 'third' reads other data than the reference 'uniform'"),
         ([EXPERIMENT, "agent=nothing"], "there is no such agent"),
     ],
