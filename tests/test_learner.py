@@ -286,6 +286,21 @@ def test_a_rule_without_logits_has_nothing_to_learn() -> None:
         Learner(unet(), agent, 2, 1).loss(counting()[0])
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_one_update_on_every_device(device: torch.device, precision: str) -> None:
+    torch.manual_seed(0)
+    model = ByteUNet("nano")
+    policy = WindowPolicy(model.width, 0.3)
+    learner = Learner(model, Reinforce(policy, STEPS, PI(0.3), samples=2), 4, 1, precision=precision, device=device)
+    before = [parameter.clone() for parameter in learner.parameters]
+    metrics = learner.update(Episodes(CountingStream(4, 0.0), learner.num_sequences, 50, seed=5).batch(0))
+    assert {value.device.type for value in metrics.values()} == {device.type}
+    assert all(value.isfinite() for value in metrics.values())
+    assert metrics["nll"] == pytest.approx(5.6, abs=0.2)  # near ln 256 = 5.55: untrained
+    moved = [not torch.equal(old, new) for old, new in zip(before, learner.parameters, strict=True)]
+    assert all(moved), "every parameter takes part in one update"
+
+
 @pytest.mark.parametrize(
     "samples, share, rows, counts",
     [
