@@ -37,7 +37,10 @@ def early_exit(values: Tensor, rollout: TensorDictBase) -> Tensor:
 
 
 def discounted_return(values: Tensor, rollout: TensorDictBase, gamma: float) -> Tensor:
-    """G[t] = sum_k gamma^k r[t+k] within the episode. With gamma < 1 the update is the gradient of no objective."""
+    """G[t] = sum_k gamma^k r[t+k] within the episode. With gamma < 1 the update is the gradient of no objective.
+
+    A horizon in bytes or milliseconds becomes gamma by :func:`agents.returns.gamma_of_horizon`.
+    """
     return returns.discounted_return(values, rollout["next", "done"].squeeze(-1), gamma)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from agents.agent import Agent
 from segment_env.batch import Batch, Samples
 from segment_env.errors import UserError
+from segment_env.metrics import rate
 from segment_env.unroll import unroll
 
 PRECISIONS = ("float32", "bf16")
@@ -54,8 +55,8 @@ class Learner:
         self.samples = Samples(agent.sample_counts(rows), device=device)
         self.clip, self.early_weight, self.precision, self.device = clip, early_weight, precision, torch.device(device)
         groups: list[dict[str, Any]] = [
-            {"params": list(part.parameters()), "lr": rate}
-            for part, rate in ((model, lr), (agent, lr * agent.lr_scale))
+            {"params": list(part.parameters()), "lr": base}
+            for part, base in ((model, lr), (agent, lr * agent.lr_scale))
             if isinstance(part, nn.Module) and any(True for _ in part.parameters())
         ]
         if not groups:
@@ -72,26 +73,21 @@ class Learner:
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Unroll ``batch`` of S sequences: -> the joint loss with its graph, and metrics (detached scalars, in nats)."""
-        agent = self.agent
+        agent, batch = self.agent, batch.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             rollout, live = unroll(
                 self.model,
                 agent.policy,
-                batch.to(self.device),
+                batch,
                 self.samples,
                 soft_cap=agent.soft_cap,
                 price=agent.price,
                 encoder_grad=agent.encoder_grad,
             )
         nll = live.nll.sum() / rollout["valid"].sum()
-        early_nll = live.early_nll.sum() / batch.valid.to(self.device).sum()
+        early_nll = live.early_nll.sum() / batch.valid.sum()
         decide, metrics = agent.loss(rollout, live)
-        choices = rollout["is_choice"]
-        metrics |= {
-            "nll": nll.detach(),
-            "early_nll": early_nll.detach(),
-            "rate": (rollout["action"].bool() & choices).sum() / choices.sum().clamp(min=1),
-        }
+        metrics |= {"nll": nll.detach(), "early_nll": early_nll.detach(), "rate": rate(rollout["action"], rollout["is_choice"])}
         return nll + self.early_weight * early_nll + decide, metrics
 
     def update(self, batch: Batch) -> dict[str, Tensor]:

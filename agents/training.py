@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from agents import checkpoint, config
 from agents.agent import Agent
-from agents.data import Source, held_out, identity, train_stream
+from agents.data import Source, held_out, train_stream
 from agents.evaluation import evaluate
 from agents.learner import Learner
 from agents.segmenting import segment, shown
@@ -211,8 +211,3 @@ def _check_positive(settings: dict[str, Any], *keys: tuple[str, str]) -> None:
         value = settings[group][key]
         if not isinstance(value, int) or value < 1:
             raise UserError(f"{group}.{key} must be a whole number of at least 1, got {value!r}")
-
-
-def summary(run: Run) -> dict[str, Any]:
-    """What a result carries beside its figures: data, model, agent, seed."""
-    return {**identity(run.source), "seed": run.settings["seed"], "updates": run.updates}
