@@ -28,8 +28,8 @@ def shown(segments: list[bytes], separator: str = "|") -> str:
 
     A character that a boundary cuts in two is shown as its bytes.
 
-    >>> shown([b"Call ", b"me", b"\\n", "—".encode()[:1]])
-    '|Call |me|\\\\n|\\\\xe2|'
+    >>> shown([b"Call ", b"me", b"\n", "—".encode()[:1]])
+    '|Call |me|\\n|\\xe2|'
     """
     texts = [piece.decode("utf-8", "backslashreplace").replace("\n", "\\n").replace("\r", "\\r") for piece in segments]
     return separator.join(["", *texts, ""]) if texts else ""
