@@ -70,7 +70,8 @@ class Run:
         self.agent.eval()
         batch = next(held_out(self.source, "validation", self.length, 1))
         text = bytes(batch.bytes[0][batch.valid[0]].tolist())
-        begin = text.find(b". ") + 2 if b". " in text[: len(text) // 2] else 0
+        marks = (text.find(mark, 0, len(text) // 2) + len(mark) for mark in (b". ", b" ") if mark in text[: len(text) // 2])
+        begin = next(marks, 0)  # after the first sentence, else the first word, that a crop may have begun inside
         return shown(segment(self.model, self.agent.policy, text[begin : begin + 120], device=self.device))
 
     def evaluate(self, split: str, max_bytes: int | None = None, seed: int = 0) -> dict[str, Any]:
