@@ -3,6 +3,7 @@
 Letters: S sequences, K boundary samples of a sequence, B rows, T bytes.
 """
 
+import inspect
 from collections.abc import Sequence
 
 from tensordict import TensorDictBase
@@ -22,7 +23,7 @@ class Agent(nn.Module):
 
     Args: ``policy``; ``samples`` K of the sequences that get more than one row, ``samples_share`` of the rows that belong to them;
     ``soft_cap`` of the logits in training; ``price`` of a start in nats; ``encoder_grad``: the policy's gradient reaches the
-    encoder; ``lr_scale``: the policy's learning rate over the model's.
+    encoder; ``lr_scale``: the policy's learning rate over the model's. Raises UserError on a cap or a scale that is none.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class Agent(nn.Module):
         lr_scale: float = 1.0,
     ):
         super().__init__()
+        if not (soft_cap is None or soft_cap > 0) or not lr_scale >= 0:
+            raise UserError(f"agent.soft_cap must be positive or null and agent.lr_scale not negative, got {soft_cap} and {lr_scale}")
         self.policy, self.samples, self.samples_share = policy, samples, samples_share
-        self.soft_cap, self.price, self.encoder_grad, self.lr_scale = soft_cap, price, encoder_grad, lr_scale
+        self.soft_cap, self.price, self.encoder_grad, self.lr_scale = soft_cap, float(price), encoder_grad, lr_scale
 
     def sample_counts(self, rows: int) -> list[int]:
         """K of every sequence, so that they fill ``rows`` = B. Raises UserError where they cannot."""
@@ -87,8 +90,12 @@ class Reinforce(Agent):
         if not paired and any(getattr(step, "func", step) is leave_one_out for step in advantage):
             got = f"got {self.samples} and {self.samples_share}"
             raise UserError(f"leave_one_out needs agent.samples of 2 or more and agent.samples_share above 0, {got}")
+        if not callable(rate):
+            raise UserError(f"agent.rate must be a controller of agents.rates, got {rate!r}")
+        for step in advantage:
+            _check_step(step)
         self.advantage, self.rate = list(advantage), rate
-        self.policy_weight, self.rate_weight = policy_weight, rate_weight
+        self.policy_weight, self.rate_weight = float(policy_weight), float(rate_weight)
 
     def loss(self, rollout: TensorDictBase, live: Live) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy and rate loss of one batch."""
@@ -102,3 +109,12 @@ class Reinforce(Agent):
         p = uncapped(rollout["logits"], self.soft_cap).sigmoid()
         metrics = {"rate_uncapped": mean_over(p, choice), "g_rms": mean_over(g.square(), choice).sqrt()}
         return self.policy_weight * learn + self.rate_weight * hold, metrics
+
+
+def _check_step(step: Step) -> None:
+    """Raises UserError unless ``step`` can be called with values and a rollout, all other arguments being given."""
+    try:
+        inspect.signature(step).bind(None, None)
+    except (TypeError, ValueError) as error:
+        name = getattr(getattr(step, "func", step), "__name__", repr(step))
+        raise UserError(f"the advantage step {name} cannot be called with values and a rollout: {error}") from error

@@ -33,7 +33,7 @@ def save(run: Path, learner: Learner, update: int) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     beside.replace(folder)
     for old in folder.parent.iterdir():
-        if old != folder:
+        if old != folder and old.stem.isdigit():  # what else lies there is not ours
             shutil.rmtree(old)
     return folder
 
@@ -42,7 +42,7 @@ def newest(run: Path) -> Path:
     """The newest checkpoint of a run folder. Raises UserError where it has none, or is none."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"'{run}' is no run folder: it has no config.yaml; give the folder that training printed")
-    found = sorted(folder for folder in (run / FOLDER).glob("*") if folder.suffix != ".partial")
+    found = sorted(folder for folder in (run / FOLDER).glob("*") if folder.name.isdigit())
     if not found:
         raise UserError(f"run '{run}' has no checkpoint yet; train it further, or choose another run")
     return found[-1]

@@ -53,12 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = command("eval", _eval, "Bits per byte, rate and alignment of a run on held-out bytes.")
     evaluate.add_argument("run", type=Path, metavar="RUN")
     evaluate.add_argument("--split", choices=("validation", "test"), default="test")
-    evaluate.add_argument("--seed", type=int, default=0, help="of the boundary noise (default: 0)")
+    evaluate.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
 
     segment = command("segment", _segment, "Cut a text where a run's agent would.")
     segment.add_argument("run", type=Path, metavar="RUN")
     segment.add_argument("text", metavar="TEXT", help="the text, or - for standard input")
-    segment.add_argument("--seed", type=int, default=0, help="of the boundary noise (default: 0)")
+    segment.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
 
     compare = command("compare", _compare, "Run the grid of an experiment and print its table; goes on where it was stopped.")
     overrides(compare)
@@ -69,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--only", metavar="NAME", help="one measurement alone")
     bench.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures too")
     return parser
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 61:
+        raise argparse.ArgumentTypeError(f"a seed is a whole number from 0 to 2^61 - 1, got {text!r}")
+    return int(text)
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -83,19 +89,23 @@ def _train(options: argparse.Namespace) -> None:
     else:
         settings = config.load(options.overrides)
         run = training.Run(settings)
-        run.episodes(run.learner())  # mistakes first: nothing is written for a configuration that cannot train
+        run.rehearse()  # mistakes first: nothing is written for a configuration that cannot train
         folder = training.begin(settings, options.run)
     before = run.sentence()
     training.train(run, folder, resume=bool(options.resume))
-    print(_ending(run.evaluate("test")))
+    print(_ending(run))
     print(f"before  {before}\nafter   {run.sentence()}\nrun     {folder}")
 
 
-def _ending(figures: dict[str, Any]) -> str:
+def _ending(run: Any) -> str:
+    from segment_env.streams import Corpus
+
+    figures = run.evaluate("test")
+    reference = "starts after whitespace" if isinstance(run.source, Corpus) else "true starts"
     return (
         f"held-out bits per byte {figures['bits_per_byte']:.3f} at rate {figures['rate']:.3f} "
         f"({figures['boundaries']}, seed {figures['seed']}, {figures['num_bytes']:,} test bytes)\n"
-        f"starts after whitespace: recall {figures['recall']:.3f}, precision {figures['precision']:.3f}"
+        f"{reference}: recall {figures['recall']:.3f}, precision {figures['precision']:.3f}"
     )
 
 

@@ -28,7 +28,7 @@ import torch
 import models
 import segment_env
 from agents import config, training
-from agents.data import identity
+from agents.data import MAX_SEED, identity
 from agents.statistics import paired_difference
 from segment_env.errors import UserError
 
@@ -106,7 +106,12 @@ def read_grid(overrides: Sequence[str]) -> Grid:
     for name, texts in cells.items():
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise UserError(f"grid.{name} must be a list of overrides such as [agent=uniform], got {texts!r}")
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds) or len(set(seeds)) < len(seeds):
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or not all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds)
+        or len(set(seeds)) < len(seeds)
+    ):
         raise UserError(f"seeds must be a list of different whole numbers, at least one, got {seeds!r}")
     if str(reference) not in cells:
         raise UserError(f"reference={reference} is no cell of the grid; choose from {', '.join(cells)}")
@@ -145,7 +150,7 @@ def _try(name: str, settings: dict[str, Any]) -> tuple[dict[str, str], str]:
     """Build all that a cell needs and let go of it: -> the identity of its data, the hash of its sources."""
     try:
         run = training.Run(settings)
-        run.episodes(run.learner())
+        run.rehearse()
     except UserError as error:
         raise UserError(f"cell {name!r}: {error}") from error
     return identity(run.source), _hash_sources(settings)

@@ -68,12 +68,14 @@ def load(overrides: Iterable[str] = (), folder: str | Path | None = None) -> dic
     return _with_string_keys(config)
 
 
-def build(node: dict[str, Any], **extra: Any) -> Any:
+def build(node: Any, **extra: Any) -> Any:
     """Build the object that a node with ``_target_`` describes, and the objects nested in it.
 
     The target may be anything that can be imported from the current folder or the path. ``extra`` are keyword arguments that a
     file cannot hold, such as a model: they reach the target as they are, and win over the node's own.
     """
+    if not isinstance(node, dict):
+        raise UserError(f"a node with a _target_ is needed where the configuration has {node!r}")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: a researcher's file hides no module
     _check_targets(node, extra)

@@ -4,14 +4,15 @@ Letters: B rows, T bytes.
 """
 
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import replace
 
 from segment_env.batch import Batch, ByteStream, Episodes
 from segment_env.streams import SPLITS, Corpus, crops
 
 Source = Corpus | ByteStream  #: what a ``data.source`` of a configuration builds
 
-_GENERATED = {"validation": 1 << 30, "test": (1 << 30) + 1}  # seeds that no training run uses
+MAX_SEED = (1 << 61) - 1  #: of a run and of its noise
+_GENERATED = {"validation": MAX_SEED + 1, "test": MAX_SEED + 2}  # seeds that no training run can have
 _GENERATED_BYTES = 1 << 17
 
 
@@ -23,16 +24,17 @@ def train_stream(source: Source) -> ByteStream:
 def held_out(source: Source, split: str, length: int, rows: int, max_bytes: int | None = None, seed: int = 0) -> Iterator[Batch]:
     """Batches of the validation or test split: crops of ``length`` bytes, ``rows`` to a batch, always the same.
 
-    Of a corpus every byte comes once, the first ``max_bytes`` where that is given; of a generator 2^17 bytes or ``max_bytes``.
-    ``seed`` is that of the boundary noise.
+    Of a corpus every byte comes once, the first ``max_bytes`` where that is given; of a generator as many whole batches as
+    2^17 bytes or ``max_bytes`` hold, at least one.
+    ``seed`` is that of the boundary noise alone: it changes no byte.
     """
     if split not in SPLITS[1:]:
         raise ValueError(f"held out are {' and '.join(SPLITS[1:])}, not {split!r}")
     if isinstance(source, Corpus):
         return crops(source.split(split)[:max_bytes], length, rows, seed)
-    episodes = Episodes(source, rows, length, _GENERATED[split] + seed)
+    episodes = Episodes(source, rows, length, _GENERATED[split])
     count = max((max_bytes or _GENERATED_BYTES) // (rows * length), 1)
-    return islice(map(episodes.batch, range(count)), count)
+    return (replace(episodes.batch(n), seed=seed) for n in range(count))
 
 
 def identity(source: Source) -> dict[str, str]:

@@ -49,6 +49,9 @@ class Learner:
     ):
         if precision not in PRECISIONS:
             raise UserError(f"no precision {precision!r}; use one of {', '.join(PRECISIONS)}")
+        if not (lr >= 0 and clip > 0 and early_weight >= 0 and 0 <= warmup <= 1 and 0 <= final <= 1):
+            got = f"got lr={lr}, clip={clip}, early_weight={early_weight}, warmup={warmup}, final={final}"
+            raise UserError(f"lr and early_weight must not be negative, clip must be positive, warmup and final lie in [0, 1]; {got}")
         self.model, self.agent = model, agent.to(device)
         if isinstance(model, nn.Module):
             model.to(device)
@@ -84,8 +87,8 @@ class Learner:
                 price=agent.price,
                 encoder_grad=agent.encoder_grad,
             )
-        nll = live.nll.sum() / rollout["valid"].sum()
-        early_nll = live.early_nll.sum() / batch.valid.sum()
+        nll = live.nll.sum() / rollout["valid"].sum().clamp(min=1)
+        early_nll = live.early_nll.sum() / batch.valid.sum().clamp(min=1)
         decide, metrics = agent.loss(rollout, live)
         metrics |= {"nll": nll.detach(), "early_nll": early_nll.detach(), "rate": rate(rollout["action"], rollout["is_choice"])}
         return nll + self.early_weight * early_nll + decide, metrics

@@ -21,7 +21,7 @@ class WindowPolicy(nn.Module):
     target rate. It acts by a = (u < sigmoid(logit)). With ``n_past`` = 0 decisions are independent given h, and all positions are
     decided at once; else sampling walks over T, while replayed actions still take one pass.
 
-    Args: ``width`` D of h; ``target`` rate in (0, 1); ``n_past``; ``logit_scale``. Raises UserError on a rate that is none.
+    Args: ``width`` D of h; ``target`` rate in (0, 1); ``n_past``; ``logit_scale``, positive. Raises UserError on other numbers.
     """
 
     reads_early_log_p = False
@@ -30,6 +30,8 @@ class WindowPolicy(nn.Module):
         super().__init__()
         if not 0 < target < 1:
             raise UserError(f"the target rate must lie strictly between 0 and 1 (boundaries per byte), got {target}")
+        if n_past < 0 or n_past % 1 or not logit_scale > 0:
+            raise UserError(f"n_past must be a whole number from 0 on and logit_scale positive, got {n_past} and {logit_scale}")
         self.n_past, self.logit_scale = n_past, logit_scale
         self.offset = math.log(target / (1 - target))
         self.weight = nn.Parameter(torch.zeros(1 + n_past, width))

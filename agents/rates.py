@@ -46,7 +46,9 @@ class PI(_Controller):
 
     def __init__(self, target: float, kp: float = 1.0, ki: float = 0.02, limit: float = 10.0):
         super().__init__(target)
-        self.kp, self.ki, self.limit = kp, ki, limit
+        if not limit > 0:
+            raise UserError(f"the limit of the controller's sum must be positive, got {limit}")
+        self.kp, self.ki, self.limit = float(kp), float(ki), float(limit)
         self.register_buffer("integral", torch.zeros(()))
 
     def forward(self, logits: Tensor, is_choice: Tensor, soft_cap: float | None) -> Tensor:

@@ -24,12 +24,16 @@ def segment(scorer: Scorer, policy: Policy, data: bytes, seed: int = 0, device: 
 
 
 def shown(segments: list[bytes], separator: str = "|") -> str:
-    r"""Segments between separators on one line; line breaks and bytes that are no UTF-8 are escaped, as Python does.
+    r"""Segments between separators on one line; what cannot be printed and bytes that are no UTF-8 are escaped, as Python does.
 
     A character that a boundary cuts in two is shown as its bytes.
 
     >>> shown([b"Call ", b"me", b"\n", "—".encode()[:1]])
     '|Call |me|\\n|\\xe2|'
     """
-    texts = [piece.decode("utf-8", "backslashreplace").replace("\n", "\\n").replace("\r", "\\r") for piece in segments]
+    texts = ["".join(map(_printable, piece.decode("utf-8", "backslashreplace"))) for piece in segments]
     return separator.join(["", *texts, ""]) if texts else ""
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -20,12 +20,13 @@ from tqdm import tqdm
 
 from agents import checkpoint, config
 from agents.agent import Agent
-from agents.data import Source, held_out, train_stream
+from agents.data import MAX_SEED, Source, held_out, train_stream
 from agents.evaluation import evaluate
 from agents.learner import Learner
 from agents.segmenting import segment, shown
 from segment_env.batch import Episodes
 from segment_env.errors import UserError
+from segment_env.streams import SPLITS
 
 WANDB_MODES = (None, "offline", "online")
 
@@ -37,10 +38,8 @@ class Run:
     """
 
     def __init__(self, settings: dict[str, Any]):
+        _check(settings)
         self.settings, self.train = settings, settings["train"]
-        if self.train["wandb"] not in WANDB_MODES:
-            raise UserError(f"train.wandb must be one of null, offline, online, got {self.train['wandb']!r}")
-        _check_positive(settings, ("data", "length"), ("train", "rows"), ("train", "bytes"), ("train", "log_every"))
         self.device = _device(self.train["device"])
         self.length: int = settings["data"]["length"]
         self.source: Source = config.build(settings["data"]["source"])
@@ -56,14 +55,31 @@ class Run:
     def learner(self) -> Learner:
         """The learner of this configuration, fresh."""
         optimiser = self.train["optimiser"]
-        return Learner(self.model, self.agent, self.train["rows"], self.updates, **optimiser, device=self.device)
+        try:
+            return Learner(self.model, self.agent, self.train["rows"], self.updates, **optimiser, device=self.device)
+        except UserError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise UserError(f"train.optimiser does not fit: {error}") from error
 
     def episodes(self, learner: Learner) -> Episodes:
         """The training sequences; the n-th update plays the n-th episodes."""
         stream = train_stream(self.source)
-        episodes = Episodes(stream, learner.num_sequences, self.length, self.settings["seed"])
-        episodes.batch(0)  # a corpus too short for a crop is refused here, before anything is written
-        return episodes
+        return Episodes(stream, learner.num_sequences, self.length, self.settings["seed"])
+
+    @torch.no_grad()
+    def rehearse(self) -> None:
+        """Play the first batch and reach for the held-out ones. Raises UserError on a mistake that shows only then."""
+        learner = self.learner()
+        self.agent.eval()  # a controller keeps nothing of it
+        try:
+            learner.loss(self.episodes(learner).batch(0))
+            for split in SPLITS[1:]:
+                next(held_out(self.source, split, self.length, 1))
+        except UserError:
+            raise
+        except ValueError as error:  # how the library refuses a number
+            raise UserError(f"the configuration cannot be trained: {error}") from error
 
     def sentence(self) -> str:
         """A held-out sentence as the agent cuts it now, always the same one."""
@@ -83,8 +99,11 @@ class Run:
 
 def _agent(node: dict[str, Any], width: int) -> Agent:
     """A policy that reads h stands in the configuration as a partial one: it is told the width."""
-    policy = config.build(node["policy"])
-    policy = policy(width) if isinstance(policy, partial) else policy
+    policy = config.build(node.get("policy"))
+    try:
+        policy = policy(width) if isinstance(policy, partial) else policy
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, UserError) else UserError(f"agent.policy cannot be built: {error}") from error
     return config.build({key: value for key, value in node.items() if key != "policy"}, policy=policy)
 
 
@@ -97,7 +116,7 @@ def open_run(folder: Path) -> Run:
 
 
 def begin(settings: dict[str, Any], folder: Path | None = None) -> Path:
-    """Make the run folder of a configuration, by default ``runs/DATE-TIME-AGENT``. Raises UserError where one stands there."""
+    """Make the run folder of a configuration, by default ``runs/DATE-TIME``. Raises UserError where one stands there."""
     if folder is None:
         folder = Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}")
     if (folder / "config.yaml").exists():
@@ -145,7 +164,8 @@ class _Log:
 
     def __init__(self, folder: Path, done: int, settings: dict[str, Any], progress: bool, updates: int):
         self.path = folder / "metrics.jsonl"
-        kept = [line for line in self.path.read_text().splitlines() if _whole_and_until(line, done)] if done else []
+        lines = self.path.read_text().splitlines() if done and self.path.exists() else []
+        kept = [line for line in lines if _whole_and_until(line, done)]
         self.path.write_text("".join(line + "\n" for line in kept))
         self.sums: list[dict[str, torch.Tensor]] = []
         self.bar = tqdm(total=updates, initial=done, unit="update", disable=not progress, file=sys.stderr, dynamic_ncols=True)
@@ -201,14 +221,23 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(0, device=device).tolist()  # "meta" holds nothing
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise UserError(f"no device {name!r} here; use train.device=cpu or auto") from error
     return device
 
 
-def _check_positive(settings: dict[str, Any], *keys: tuple[str, str]) -> None:
-    for group, key in keys:
-        value = settings[group][key]
-        if not isinstance(value, int) or value < 1:
-            raise UserError(f"{group}.{key} must be a whole number of at least 1, got {value!r}")
+def _check(settings: dict[str, Any]) -> None:
+    if missing := {"data", "model", "agent", "train", "seed"} - settings.keys():
+        raise UserError(f"the configuration has no {', '.join(sorted(missing))}: it is not one of a run")
+    least = {"data": {"length": 1}, "train": dict.fromkeys(("rows", "bytes", "log_every", "validation_bytes", "checkpoint_every"), 1)}
+    least["train"]["validations"] = 0
+    for group, keys in least.items():
+        for key, smallest in keys.items():
+            value = settings[group].get(key)
+            if type(value) is not int or value < smallest:
+                raise UserError(f"{group}.{key} must be a whole number of at least {smallest}, got {value!r}")
+    if type(settings["seed"]) is not int or not 0 <= settings["seed"] <= MAX_SEED:
+        raise UserError(f"seed must be a whole number from 0 to {MAX_SEED}, got {settings['seed']!r}")
+    if settings["train"].get("wandb") not in WANDB_MODES:
+        raise UserError(f"train.wandb must be one of null, offline, online, got {settings['train']['wandb']!r}")

@@ -16,6 +16,9 @@ from models.attention import rotate
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  #: q, k, v [B, H, T, E] -> [B, H, T, E]
 
 
+EPSILON = torch.finfo(torch.float32).eps  #: of the norms, in every dtype: float64 computes the same function
+
+
 class RMSNorm(nn.RMSNorm):
     """Root-mean-square norm (arXiv 1910.07467) that also takes half-precision input, which autocast leaves as it is.
 
@@ -25,7 +28,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., D] -> [..., D], of x's dtype or wider; the mean is taken in float32 or wider."""
         if x.is_cuda:
-            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), EPSILON)
         return _RMSNorm.apply(x, self.weight)
 
 
@@ -36,7 +39,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale = (norm.square() / x.shape[-1] + torch.finfo(wide).eps).rsqrt()
+        scale = (norm.square() / x.shape[-1] + EPSILON).rsqrt()
         ctx.save_for_backward(x, scale, weight)
         return (x * scale).mul_(weight).to(weight.dtype)
 

@@ -36,9 +36,9 @@ class ByteUNet(nn.Module):
     def __init__(self, size: str | Size = "nano", pooling: nn.Module | None = None):
         super().__init__()
         if isinstance(size, str):
-            if size not in SIZES:
-                raise ValueError(f"no model size {size!r}; there are {', '.join(SIZES)}")
-            size = SIZES[size]
+            size = SIZES.get(size, size)
+        if not isinstance(size, Size):
+            raise ValueError(f"no model size {size!r}; use one of {', '.join(SIZES)}, or a models.Size")
         self.size, self.width = size, size.width
         self.pooling: Any = pooling or SelectAdd()
         self.embedding = nn.Embedding(NUM_BYTES + 1, size.width)

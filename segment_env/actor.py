@@ -16,7 +16,8 @@ class Actor(TensorDictModuleBase):
     """Steps ``policy`` through an environment; its own state of a row begins anew where the row is at t = 0.
 
     Args: ``policy``; ``scorer``, read for the early head's predictions if the policy reads them; ``soft_cap`` of its logits.
-    Writes ``action`` (1 at t = 0, 0 in padding), ``logits`` and ``action_log_prob`` (0 where there is no choice).
+    Writes ``action`` (1 at t = 0, 0 in padding), ``logits`` and ``action_log_prob`` (0 where there is no choice). Raises ValueError
+    where the environment shows another number of past decisions than the policy reads.
     """
 
     def __init__(self, policy: Policy, scorer: Scorer, soft_cap: float | None = None):
@@ -30,6 +31,8 @@ class Actor(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """One step of [B] rows, written into ``tensordict``."""
         hidden, valid, choice = tensordict["hidden"], tensordict["valid"], tensordict["is_choice"]
+        if self.policy.n_past and (shown := tensordict["recent"].shape[-1]) != self.policy.n_past:
+            raise ValueError(f"the policy reads {self.policy.n_past} past decisions, but the environment shows {shown}")
         observation = Observation(
             hidden,
             tensordict["byte"],

@@ -35,7 +35,7 @@ class SegmentCollector(Collector):
             raise UserError("max_frames_per_traj would wrap the environment: set the length of its episodes instead")
         if fast and (options := [name for name in _STEPPING if kwargs.get(name)]):
             raise UserError(f"{', '.join(options)} needs an environment that is stepped: use fast=False")
-        if fast and env.n_past != (n_past := actor.policy.n_past):
+        if env.n_past != (n_past := actor.policy.n_past):
             raise UserError(f"the policy reads {n_past} past decisions and the environment shows {env.n_past}: use the same n_past")
         self._fast = fast
         kwargs = {"device": env.device, "trust_policy": True} | kwargs  # an actor needs no wrapping; a rule has no parameters to move

@@ -10,7 +10,7 @@ One step is one byte. The bytes are fixed at reset and do not depend on the acti
 | ``byte`` | [B] int64 | root, next | x[t-1]; 256 at t = 0 |
 | ``noise`` | [B] float32 | root, next | the uniform u[t]: our policies act by a = (u < p); no critic reads it |
 | ``is_choice``, ``valid`` | [B] bool | root, next | valid and t > 0; a real byte |
-| ``sequence`` | [B] int64 | root, next | id shared by the K rows of one sequence |
+| ``sequence`` | [B] int64 | root, next | id shared by the K rows of one sequence, unique under one seed |
 | ``action`` | [B] int64 | root | 1: byte t starts a segment; ignored where ``is_choice`` is False |
 | ``logits``, ``action_log_prob`` | [B] float | root | as sampled, after the soft cap if there was one |
 | ``reward``, ``nll``, ``early_nll`` | [B, 1] float | next | nats: reward = early_nll - nll - price * a |

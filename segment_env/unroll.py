@@ -43,8 +43,10 @@ def unroll(
     policy's logits; ``price`` in nats that a start costs at a choice; ``encoder_grad`` lets the gradient of the logits reach h.
 
     Returns: the rollout, a detached tensordict [B, T] with the keys that ``SegmentEnv.rollout`` gives (see ``segment_env.env``);
-    and its :class:`Live` tensors. Where ``valid`` is False the reward is 0 and ``done`` True.
+    and its :class:`Live` tensors. Where ``valid`` is False the reward is 0 and ``done`` True. Raises ValueError where the batch,
+    the samples and the actions are not of one size.
     """
+    _check_sizes(batch, samples, actions)
     x, valid = samples.expand(batch.bytes), samples.expand(batch.valid)
     choice = is_choice(valid)
     h = scorer.encode(batch.bytes)
@@ -64,6 +66,14 @@ def unroll(
     logits = None if decision.logits is None else _masked(decision.logits, choice)
     live = Live(nll, early_nll, h, logits)
     return _rollout(live, rows, x, valid, starts, noise, batch, samples, policy.n_past, price), live
+
+
+def _check_sizes(batch: Batch, samples: Samples, actions: Tensor | None) -> None:
+    sequences, length = batch.bytes.shape
+    if samples.num_sequences != sequences:
+        raise ValueError(f"samples are given for {samples.num_sequences} sequences, but the batch has {sequences}")
+    if actions is not None and actions.shape != (samples.num_rows, length):
+        raise ValueError(f"actions must have shape [B, T] = {[samples.num_rows, length]}, got {list(actions.shape)}")
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:

@@ -313,6 +313,6 @@ def test_the_early_loss_leaves_the_rest_alone():
 
 
 def test_an_unknown_size_is_one_clear_line():
-    with pytest.raises(ValueError, match="no model size '7B'; there are nano, 18M") as error:
+    with pytest.raises(ValueError, match="no model size '7B'; use one of nano, 18M") as error:
         ByteUNet("7B")
     assert "\n" not in str(error.value)
