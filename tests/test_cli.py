@@ -95,6 +95,24 @@ def test_segmenting_reads_standard_input():
         (["train", "train.device=tpu"], "no device 'tpu'"),
         (["train", "train.wandb=loud"], "train.wandb"),
         (["train", "model.size=12M"], "no model size '12M'"),
+        (["train", "model.size=18"], "no model size 18"),
+        (["train", "seed=99999999999999999999"], "seed must be a whole number"),
+        (["train", "train.checkpoint_every=0"], "train.checkpoint_every must be a whole number of at least 1"),
+        (["train", "train.optimiser.lr=-1"], "lr and early_weight must not be negative"),
+        (["train", "train.optimiser.betas=[0.9]"], "train.optimiser does not fit"),
+        (["train", "+train.optimiser.momentum=0.9"], "train.optimiser does not fit"),
+        (["train", "agent.soft_cap=0"], "agent.soft_cap must be positive or null"),
+        (["train", "agent.policy.logit_scale=0"], "logit_scale positive"),
+        (["train", "agent.policy_weight=abc"], "could not convert string to float"),
+        (["train", "agent.policy=null"], "a node with a _target_ is needed"),
+        (["train", "agent.rate=null"], "agent.rate must be a controller"),
+        (["train", "agent.advantage.1.gamma=2"], "gamma must lie in [0, 1], got 2"),
+        (
+            ["train", "agent.advantage=[{_target_:agents.advantages.discounted_return,_partial_:true}]"],
+            "missing a required argument: 'gamma'",
+        ),
+        (["train", "data=files", "data.source.path=short.txt", "data.length=4"], "no bytes to evaluate on"),
+        (["eval", "nowhere", "--seed", "-1"], "a seed is a whole number"),
         (["train", "--resume", "nowhere"], "no run folder"),
         (["train", "agent=paper", "--resume", "nowhere"], "--resume goes on with a run as it was begun"),
         (["eval", "binaries"], "no run folder"),
@@ -104,7 +122,7 @@ def test_segmenting_reads_standard_input():
 def test_mistakes_get_one_line(arguments, says, mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
-    (tmp_path / "short.txt").write_text("Call me Ishmael.")
+    (tmp_path / "short.txt").write_text("Ishmael.")
     (tmp_path / "binaries").mkdir()
     (tmp_path / "binaries" / "image.png").write_bytes(b"\x89PNG")
     before = sorted(tmp_path.rglob("*"))

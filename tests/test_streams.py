@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from agents.data import held_out
 from segment_env.batch import Episodes
 from segment_env.closed_form import CountingStream
 from segment_env.errors import UserError
@@ -289,3 +290,9 @@ def test_counting_goes_on_under_the_noise():
 def test_counting_needs_a_circle(period, noise):
     with pytest.raises(ValueError, match="counting stream"):
         CountingStream(period, noise)
+
+
+def test_the_noise_seed_changes_no_held_out_byte():
+    one, other = (next(held_out(MadeUpLanguage(), "validation", 32, 2, seed=seed)) for seed in (0, 1))
+    assert one.bytes.equal(other.bytes) and (one.seed, other.seed) == (0, 1)
+    assert not one.bytes.equal(next(held_out(MadeUpLanguage(), "test", 32, 2)).bytes)
