@@ -6,7 +6,7 @@ from torch import bfloat16, float32, float64
 from torch.nn import functional as F
 
 from models.attention import attend_ring, attend_rows, causal, rotary_angles, rotate, sliding
-from models.block import RMSNorm
+from models.block import EPSILON, RMSNorm
 
 LENGTHS = [1, 2, 3, 7, 31, 32, 33, 64, 65, 100]
 WINDOWS = [1, 2, 3, 16, 32, 33, 40, 64, 128]
@@ -135,7 +135,7 @@ def test_norm_is_torchs(dtype):
     with torch.no_grad():
         norm.weight.normal_()
     inputs = (x.requires_grad_(), norm.weight)
-    reference = F.rms_norm(x, (6,), norm.weight)
+    reference = F.rms_norm(x, (6,), norm.weight, EPSILON)
     direction = torch.randn_like(x)
     torch.testing.assert_close(norm(x), reference)
     for one, other in zip(*(torch.autograd.grad(y, inputs, direction) for y in (norm(x), reference)), strict=True):
