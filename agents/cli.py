@@ -72,8 +72,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 1 << 61:
-        raise argparse.ArgumentTypeError(f"a seed is a whole number from 0 to 2^61 - 1, got {text!r}")
+    from agents.data import MAX_SEED
+
+    if not text.isdecimal() or int(text) > MAX_SEED:
+        raise argparse.ArgumentTypeError(f"a seed is a whole number from 0 to {MAX_SEED}, got {text!r}")
     return int(text)
 
 

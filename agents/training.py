@@ -10,6 +10,8 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -55,12 +57,8 @@ class Run:
     def learner(self) -> Learner:
         """The learner of this configuration, fresh."""
         optimiser = self.train["optimiser"]
-        try:
+        with _refused("train.optimiser does not fit", TypeError, ValueError):
             return Learner(self.model, self.agent, self.train["rows"], self.updates, **optimiser, device=self.device)
-        except UserError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise UserError(f"train.optimiser does not fit: {error}") from error
 
     def episodes(self, learner: Learner) -> Episodes:
         """The training sequences; the n-th update plays the n-th episodes."""
@@ -72,14 +70,10 @@ class Run:
         """Play the first batch and reach for the held-out ones. Raises UserError on a mistake that shows only then."""
         learner = self.learner()
         self.agent.eval()  # a controller keeps nothing of it
-        try:
+        with _refused("the configuration cannot be trained", ValueError):  # how the library refuses a number
             learner.loss(self.episodes(learner).batch(0))
             for split in SPLITS[1:]:
                 next(held_out(self.source, split, self.length, 1))
-        except UserError:
-            raise
-        except ValueError as error:  # how the library refuses a number
-            raise UserError(f"the configuration cannot be trained: {error}") from error
 
     def sentence(self) -> str:
         """A held-out sentence as the agent cuts it now, always the same one."""
@@ -100,10 +94,8 @@ class Run:
 def _agent(node: dict[str, Any], width: int) -> Agent:
     """A policy that reads h stands in the configuration as a partial one: it is told the width."""
     policy = config.build(node.get("policy"))
-    try:
+    with _refused("agent.policy cannot be built", TypeError, ValueError):
         policy = policy(width) if isinstance(policy, partial) else policy
-    except (TypeError, ValueError) as error:
-        raise error if isinstance(error, UserError) else UserError(f"agent.policy cannot be built: {error}") from error
     return config.build({key: value for key, value in node.items() if key != "policy"}, policy=policy)
 
 
@@ -225,6 +217,17 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise UserError(f"no device {name!r} here; use train.device=cpu or auto") from error
     return device
+
+
+@contextmanager
+def _refused(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds become a UserError that says ``what``; one that is a UserError already stays as it is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise UserError(f"{what}: {error}") from error
 
 
 def _check(settings: dict[str, Any]) -> None:
