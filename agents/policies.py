@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from segment_env.boundaries import recent_starts
-from segment_env.errors import UserError
+from segment_env.errors import UserError, check_rate
 from segment_env.scorer import Decision, Observation, capped
 
 
@@ -28,8 +28,7 @@ class WindowPolicy(nn.Module):
 
     def __init__(self, width: int, target: float = 0.2, n_past: int = 0, logit_scale: float = 16.0):
         super().__init__()
-        if not 0 < target < 1:
-            raise UserError(f"the target rate must lie strictly between 0 and 1 (boundaries per byte), got {target}")
+        check_rate(target, "the target rate")
         if n_past < 0 or n_past % 1 or not logit_scale > 0:
             raise UserError(f"n_past must be a whole number from 0 on and logit_scale positive, got {n_past} and {logit_scale}")
         self.n_past, self.logit_scale = n_past, logit_scale

@@ -9,7 +9,7 @@ Letters: B rows, T bytes.
 import torch
 from torch import Tensor, nn
 
-from segment_env.errors import UserError
+from segment_env.errors import UserError, check_rate
 from segment_env.scorer import uncapped
 
 
@@ -21,8 +21,7 @@ def mean_over(values: Tensor, mask: Tensor) -> Tensor:
 class _Controller(nn.Module):
     def __init__(self, target: float):
         super().__init__()
-        if not 0 < target < 1:
-            raise UserError(f"the target rate must lie strictly between 0 and 1 (boundaries per byte), got {target}")
+        check_rate(target, "the target rate")
         self.target = target
 
 

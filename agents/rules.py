@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from segment_env.errors import UserError
+from segment_env.errors import UserError, check_rate
 from segment_env.scorer import Decision, Observation
 
 
@@ -49,8 +49,7 @@ class IidRandom(Rule):
 
     def __init__(self, rate: float):
         super().__init__()
-        if not 0 < rate < 1:
-            raise UserError(f"a rate must lie strictly between 0 and 1 (boundaries per byte), got {rate}")
+        check_rate(rate, "a rate")
         self.rate = rate
 
     def parallel(self, h: Tensor, x: Tensor, noise: Tensor, early_log_p: Tensor | None = None, **_) -> Decision:

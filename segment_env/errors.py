@@ -1,4 +1,4 @@
-"""The one error that stands for a user's mistake."""
+"""The one error that stands for a user's mistake, and the check of a rate that several parts share."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,9 @@ class UserError(ValueError):
 
     The command line prints the message alone and exits with status 2.
     """
+
+
+def check_rate(rate: float, name: str) -> None:
+    """Raises UserError unless ``rate``, called ``name`` in the message, lies strictly between 0 and 1 (boundaries per byte)."""
+    if not 0 < rate < 1:
+        raise UserError(f"{name} must lie strictly between 0 and 1 (boundaries per byte), got {rate}")
