@@ -30,7 +30,7 @@ import segment_env.errors
 from segment_env.errors import UserError
 
 ROOT_CONFIG = "config"
-OPTIONAL_GROUPS = ("experiment",)
+OPTIONAL_GROUPS = ("diagnostic", "experiment")
 
 
 def find_folder() -> Path:
@@ -156,7 +156,7 @@ def _check_choice(override: Override, groups: dict[str, list[str]]) -> None:
     if override.type is not OverrideType.CHANGE or override.package is not None:
         raise UserError(f"{override.input_line}: a group can only be given another option, as in {group}=NAME")
     option = override.value()
-    if option not in groups[group] and not (option is None and group in OPTIONAL_GROUPS):
+    if option not in groups[group]:
         name = override.get_value_string()
         raise UserError(f"{group}={name}: there is no such {group}{_rather(name, groups[group])}")
 

@@ -17,18 +17,25 @@ from segment_env.unroll import unroll
 
 @torch.no_grad()
 def evaluate(
-    scorer: Scorer, policy: Policy, batches: Iterable[Batch], source: Corpus | ByteStream, device: torch.device | str = "cpu"
+    scorer: Scorer,
+    policy: Policy,
+    batches: Iterable[Batch],
+    source: Corpus | ByteStream,
+    device: torch.device | str = "cpu",
+    price: float = 0.0,
 ) -> dict[str, Any]:
     """One seeded draw of boundaries, uncapped: bits per byte, and beside it the achieved rate and how it was come by.
 
     ``source`` gives the reference starts: whitespace for a corpus, the stream's own truth for a generator. Each byte is scored
-    once, the first of a crop included, with a fresh BOS for every crop. See ``Totals.result`` for the figures.
+    once, the first of a crop included, with a fresh BOS for every crop. See ``Totals.result`` for the figures; ``reward`` is the
+    mean of r[t] over bytes, in nats, with ``price`` for every start at a choice.
     """
     reference = whitespace_starts if isinstance(source, Corpus) else source.reference
-    totals, seed = Totals(), None
+    totals, reward, count, seed = Totals(), 0.0, 0, None
     for batch in batches:
         batch, seed = batch.to(device), batch.seed
-        rollout, live = unroll(scorer, policy, batch, Samples([1] * len(batch.bytes), device=device))
+        rollout, live = unroll(scorer, policy, batch, Samples([1] * len(batch.bytes), device=device), price=price)
         starts = rollout["action"].bool()
         totals.add(live.nll, starts, batch.valid, rollout["is_choice"], reference(batch.bytes))
-    return {**totals.result(), "boundaries": "sampled, uncapped", "seed": seed}
+        reward, count = reward + float(rollout["next", "reward"].double().sum()), count + int(batch.valid.sum())
+    return {**totals.result(), "reward": reward / count, "boundaries": "sampled, uncapped", "seed": seed}

@@ -54,6 +54,11 @@ class Run:
         """All updates of the budget: ``train.bytes`` decoded bytes, B * T an update."""
         return max(1, round(self.train["bytes"] / (self.train["rows"] * self.length)))
 
+    @property
+    def learns(self) -> bool:
+        """Whether there is anything to train: a rule on a scorer in closed form has no parameters."""
+        return any(True for part in (self.model, self.agent) for _ in part.parameters())
+
     def learner(self) -> Learner:
         """The learner of this configuration, fresh."""
         optimiser = self.train["optimiser"]
@@ -88,7 +93,7 @@ class Run:
         """Figures of a held-out split: see :func:`agents.evaluation.evaluate`."""
         self.agent.eval()
         batches = held_out(self.source, split, self.length, self.train["rows"], max_bytes, seed)
-        return evaluate(self.model, self.agent.policy, batches, self.source, self.device)
+        return evaluate(self.model, self.agent.policy, batches, self.source, self.device, self.agent.price)
 
 
 def _agent(node: dict[str, Any], width: int) -> Agent:

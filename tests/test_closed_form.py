@@ -9,11 +9,18 @@ from torch import float32, float64
 from segment_env.batch import Samples
 from segment_env.boundaries import is_choice
 from segment_env.closed_form import AlignedScorer, CountingStream, TableScorer
+from segment_env.diagnostics import Deceptive, Delayed, Delimiter, Period, Silence, Words
 from segment_env.scorer import reset_rows
 
 SCORERS = {
     "aligned": lambda dtype=float64: AlignedScorer(5, 0.1, dtype),
     "table": lambda dtype=float64: TableScorer(byte_noise=2.0, dtype=dtype),
+    "period": lambda dtype=float64: Period(dtype=dtype),
+    "delimiter": lambda dtype=float64: Delimiter(dtype=dtype),
+    "words": lambda dtype=float64: Words(dtype=dtype),
+    "delayed": lambda dtype=float64: Delayed(lag=7, gap=2.0, dtype=dtype),
+    "deceptive": lambda dtype=float64: Deceptive(dtype=dtype),
+    "silence": lambda dtype=float64: Silence(silence=8.0, dtype=dtype),
 }
 TOLERANCE = {float64: 1e-12, float32: 1e-5}
 
@@ -23,11 +30,14 @@ def make(request):
     return SCORERS[request.param]
 
 
-def rows_of(seed, counts, length):
-    """Bytes of counts small and large, and random starts: x [S, T], samples, starts [B, T]."""
+def rows_of(scorer, seed, counts, length):
+    """Bytes of the scorer's own stream if it has one, broken in places, and random starts: x [S, T], samples, starts [B, T]."""
     generator = torch.Generator().manual_seed(seed)
-    x = CountingStream(5, 0.2).sequences(seed, torch.arange(len(counts)), length)[0]
+    stream = scorer if hasattr(scorer, "sequences") else CountingStream(5, 0.2)
+    x = stream.sequences(seed, torch.arange(len(counts)), length)[0]
     x[0] = torch.randint(0, 256, (length,), generator=generator)
+    moved = x[1][torch.randint(0, length, (length,), generator=generator)]
+    x[1] = torch.where(torch.rand(length, generator=generator) < 0.1, moved, x[1])
     samples = Samples(counts)
     starts = torch.rand(samples.num_rows, length, generator=generator) < 0.4
     starts[:, 0] = True
@@ -50,7 +60,7 @@ def stepped(scorer, x, starts):
 @pytest.mark.parametrize("length", [1, 2, 3, 40, 150])
 def test_stepwise_is_parallel(make, dtype, length):
     scorer = make(dtype)
-    x, samples, starts = rows_of(1, [2, 1, 2], length)
+    x, samples, starts = rows_of(scorer, 1, [2, 1, 2], length)
     h = scorer.encode(x)
     assert h.shape == (3, length + 1, scorer.width) and h.dtype == scorer.dtype == dtype
     rows, h_rows = samples.expand(x), samples.expand(h)
@@ -63,7 +73,7 @@ def test_stepwise_is_parallel(make, dtype, length):
 
 def test_probabilities_sum_to_one(make):
     scorer = make()
-    x, samples, starts = rows_of(2, [1, 2], 30)
+    x, samples, starts = rows_of(scorer, 2, [1, 2], 30)
     log_p, hidden = stepped(scorer, samples.expand(x), starts)
     for log_probabilities in (log_p, scorer.early_log_p(hidden)):
         assert log_probabilities.shape[-1] == 256 and log_probabilities.isfinite().all()
@@ -73,7 +83,7 @@ def test_probabilities_sum_to_one(make):
 
 def test_nothing_is_known_of_the_future(make):
     scorer = make()
-    x, samples, starts = rows_of(3, [1, 1, 1], 20)
+    x, samples, starts = rows_of(scorer, 3, [1, 1, 1], 20)
     h, log_p = scorer.encode(x), stepped(scorer, x, starts)[0]
     for t in (0, 1, 9, 19):
         other, later = x.clone(), starts.clone()
@@ -87,7 +97,7 @@ def test_nothing_is_known_of_the_future(make):
 
 def test_a_row_alone_and_a_ragged_row(make):
     scorer = make()
-    x, samples, starts = rows_of(4, [1, 1, 1], 25)
+    x, samples, starts = rows_of(scorer, 4, [1, 1, 1], 25)
     whole = scorer.nll(scorer.encode(x)[:, :-1], starts, x)
     x[1, 10:], starts[1, 10:] = 0, False  # padding
     ragged = scorer.nll(scorer.encode(x)[:, :-1], starts, x)
@@ -100,7 +110,7 @@ def test_a_row_alone_and_a_ragged_row(make):
 
 def test_rows_that_start_afresh(make):
     scorer = make()
-    x, samples, starts = rows_of(5, [1, 1], 12)
+    x, samples, starts = rows_of(scorer, 5, [1, 1], 12)
     state, first = scorer.init_state(2, 12)
     for t in range(4):
         state, _ = scorer.predict(state, starts[:, t])
@@ -112,8 +122,8 @@ def test_rows_that_start_afresh(make):
 
 
 def test_gate_is_ignored_and_both_dtypes_hold_the_same_tables(make):
-    x, samples, starts = rows_of(6, [1, 1], 20)
     exact, single = make(float64), make(float32)
+    x, samples, starts = rows_of(exact, 6, [1, 1], 20)
     nll = exact.nll(exact.encode(x)[:, :-1], starts, x)
     assert torch.equal(exact.nll(exact.encode(x)[:, :-1], starts, x, torch.rand(2, 20)), nll)
     torch.testing.assert_close(single.nll(single.encode(x)[:, :-1], starts, x).double(), nll, rtol=1e-4, atol=1e-4)
@@ -200,7 +210,7 @@ def test_every_earlier_decision_matters_and_not_additively():
 
 
 def test_byte_noise_moves_log_p_alone():
-    x, samples, _ = rows_of(7, [1, 1], 30)
+    x, samples, _ = rows_of(None, 7, [1, 1], 30)
     starts = torch.rand(2, 2, 30, generator=torch.Generator().manual_seed(0)) < 0.5  # two boundary samples
     starts[..., 0] = True
     plain, noisy = (TableScorer(byte_noise=b, dtype=float64) for b in (0.0, 3.0))

@@ -64,7 +64,7 @@ class MadeUpLanguage:
         self._cumulated = self.frequency.cumsum(0)
         self._lengths = torch.tensor([len(word) for word in self.words])
         self._spelling = torch.tensor([list(word.ljust(max_length, b"\0")) for word in self.words])  # [V, L]
-        self._next = _automaton(self.words)
+        self.trie = _automaton(self.words)  #: [nodes, 256]: see :func:`parse`
 
     @property
     def entropy_per_byte(self) -> float:
@@ -77,12 +77,8 @@ class MadeUpLanguage:
         word_number = torch.arange(math.ceil(length / int(self._lengths.min())))
         draw = uniform(seed, BYTES, index[:, None], word_number).double()
         word = torch.searchsorted(self._cumulated, draw, right=True).clamp(max=len(self.words) - 1)  # [S, W]
-        ends = self._lengths[word].cumsum(-1)
-        time = torch.arange(length).expand(len(index), -1).contiguous()
-        at = torch.searchsorted(ends, time, right=True)  # [S, T], number of the word that byte t lies in
-        word_at = word.gather(1, at)
-        offset = time - ends.gather(1, at) + self._lengths[word_at]
-        x = self._spelling[word_at, offset]
+        number, offset = locate(self._lengths[word], length)
+        x = self._spelling[word.gather(1, number), offset]
         return x, torch.ones_like(x, dtype=torch.bool), torch.zeros(len(index), dtype=torch.bool)
 
     def reference(self, x: Tensor) -> Tensor:
@@ -90,12 +86,50 @@ class MadeUpLanguage:
 
         Any bytes will do: after a byte that continues no word the text is not of this language, and nothing starts any more.
         """
-        step, state = self._next.to(x.device), torch.zeros_like(x[:, 0])
-        starts = torch.empty_like(x, dtype=torch.bool)
-        for t in range(x.shape[1]):  # an automaton; stepped over time once per evaluation, never in training
-            starts[:, t] = state == 0
-            state = step[state, x[:, t]]
-        return starts
+        return parse(self.trie.to(x.device), self._spelling.shape[1], x)[:, :-1] == 0
+
+
+def locate(lengths: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Words laid one after the other: of each of T = ``length`` bytes the number of its word, and its place in it from 0 on.
+
+    ``lengths`` [S, W] int64, at least T bytes a sequence -> [S, T] int64, twice.
+    """
+    ends = lengths.cumsum(-1)
+    time = torch.arange(length, device=lengths.device).expand(len(lengths), -1).contiguous()
+    number = torch.searchsorted(ends, time, right=True)
+    return number, time - ends.gather(1, number) + lengths.gather(1, number)
+
+
+def parse(trie: Tensor, longest: int, x: Tensor) -> Tensor:
+    """The node of the trie at every position, from x[<t] alone: ``x`` [S, T] -> [S, T+1] int64; 0 where a word starts.
+
+    ``trie`` [nodes, >= 256] is the next node after each byte, with words of at most ``longest`` = L bytes: 0 after the last byte of a
+    word, 1 from a byte on that continues no word. All positions at once: a walk of L bytes from each says where the next
+    word would start if one started there; the true starts are then found from 0 on, in log2(T) doublings.
+    """
+    size, time = x.shape[1], torch.arange(x.shape[1] + 1, device=x.device)
+    after = torch.nn.functional.pad(x, (0, longest))
+    node = torch.zeros_like(after[:, : size + 1])
+    walks, jump = [node], torch.full_like(node, size + 1)  # position T+1 stands for "never"
+    for read in range(1, longest + 1):
+        node = trie[node, after[:, read - 1 : read + size]]
+        jump = torch.where((node == 0) & (jump > size), time + read, jump)
+        walks.append(node)
+    starts = _orbit(torch.nn.functional.pad(jump, (0, 1), value=size + 1).clamp(max=size + 1))[:, :-1]
+    last = torch.where(starts, time, 0).cummax(-1).values
+    letters = time - last
+    found = torch.stack(walks, -1).flatten(1).gather(1, last * (longest + 1) + letters.clamp(max=longest))
+    return torch.where(letters > longest, 1, found)
+
+
+def _orbit(jump: Tensor) -> Tensor:
+    """Positions reached from 0 by jumps ahead, any number of them: ``jump`` [S, P] int64, last position fixed -> [S, P] bool."""
+    reached = torch.zeros_like(jump, dtype=torch.bool)
+    reached[:, 0] = True
+    for _ in range(jump.shape[1].bit_length()):  # doubled each time: jump is 1, 2, 4 ... jumps in one
+        reached = reached.scatter(1, torch.where(reached, jump, 0), True)
+        jump = jump.gather(1, jump)
+    return reached
 
 
 def _automaton(words: list[bytes]) -> Tensor:
