@@ -1,6 +1,6 @@
 """Intervals of means and of paired differences, by Student's t.
 
-Letters: n pairs.
+Letters: n values or pairs.
 """
 
 import math
@@ -15,6 +15,23 @@ class Interval(NamedTuple):
     half_width: float  #: nan for a single value
 
 
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Mean of ``values`` with its t-interval, n - 1 degrees of freedom. Raises ValueError for none.
+
+    >>> mean, half_width = mean_interval([2.0, 4.0])
+    >>> mean, round(half_width, 4)
+    (3.0, 12.7062)
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("a mean needs at least one value")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Interval(mean, math.nan)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    return Interval(mean, t_factor(confidence, n - 1) * math.sqrt(variance / n))
+
+
 def paired_difference(values: Sequence[float], reference: Sequence[float], confidence: float = 0.95) -> Interval:
     """Mean of ``values[i] - reference[i]`` with its t-interval, n - 1 degrees of freedom.
 
@@ -27,12 +44,16 @@ def paired_difference(values: Sequence[float], reference: Sequence[float], confi
     n = len(values)
     if n != len(reference) or n == 0:
         raise ValueError(f"pairs need as many values as references and at least one, got {n} and {len(reference)}")
-    differences = [value - other for value, other in zip(values, reference, strict=True)]
-    mean = math.fsum(differences) / n
-    if n == 1:
-        return Interval(mean, math.nan)
-    variance = math.fsum((difference - mean) ** 2 for difference in differences) / (n - 1)
-    return Interval(mean, t_factor(confidence, n - 1) * math.sqrt(variance / n))
+    return mean_interval([value - other for value, other in zip(values, reference, strict=True)], confidence)
+
+
+def score(value: float, zero: float, one: float) -> float:
+    """Where ``value`` lies on the line on which ``zero`` is 0 and ``one`` is 1; nan where the two are the same.
+
+    >>> score(1.5, 1.0, 3.0)
+    0.25
+    """
+    return (value - zero) / (one - zero) if one != zero else math.nan
 
 
 def t_factor(confidence: float, degrees: int) -> float:

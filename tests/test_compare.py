@@ -1,13 +1,15 @@
 import json
 import math
 import re
+import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
 from agents import cli, compare, config, training
-from agents.statistics import paired_difference, t_factor
+from agents.statistics import mean_interval, paired_difference, t_factor
 from segment_env.errors import UserError
 
 EXPERIMENT = "experiment=default_vs_uniform"
@@ -33,6 +35,7 @@ def whole(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> tup
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """The configurations of the cells that are run from here on, in order."""
     settings, measure = [], compare.measure
+    monkeypatch.setattr(compare, "_draw", lambda *_: [])  # which takes its time
     monkeypatch.setattr(compare, "measure", lambda each: (settings.append(each), measure(each))[1])
     return settings
 
@@ -50,7 +53,7 @@ def test_a_grid_gives_a_table_of_its_cells(whole: tuple[str, Path]) -> None:
     head, _, *rows = [[text.strip() for text in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     assert head[:6] == ["cell", "bits per byte", "rate", "precision", "recall", "minus uniform (95% t-interval)"]
     assert [row[0] for row in rows] == ["default", "uniform"]
-    cells = [json.loads(file.read_text()) for file in folder.iterdir()]
+    cells = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     assert len(cells) == 4
     bits = {}
     for name, row in zip(("Reinforce", "Given"), rows, strict=True):
@@ -71,7 +74,7 @@ def test_a_grid_gives_a_table_of_its_cells(whole: tuple[str, Path]) -> None:
 
 
 def test_a_cell_file_says_what_its_figures_came_from(whole: tuple[str, Path]) -> None:
-    for file in whole[1].iterdir():
+    for file in whole[1].glob("*.json"):
         cell = json.loads(file.read_text())
         assert not set(compare.GRID_KEYS) & set(cell["config"])
         assert len(cell["data_sha256"]) == 64
@@ -102,12 +105,15 @@ def test_a_killed_grid_goes_on_where_it_was(
     assert begun == [(3, "Reinforce"), (3, "Given"), (3, "Given"), (5, "Reinforce"), (5, "Given")]
     out, err = capsys.readouterr()
     assert out == whole[0] + "\n"
-    assert re.sub(r" \(.*\)", "", err).splitlines() == [
+    assert re.sub(r" \(.*\)", "", err).splitlines()[:-1] == [
         "cell 1 of 4: default, seed 3: done, skipped",
         "cell 2 of 4: uniform, seed 3",
         "cell 3 of 4: default, seed 5",
         "cell 4 of 4: uniform, seed 5",
     ]
+    written = [tmp_path / f"default_vs_uniform{end}" for end in (".md", "_curves.png", "_rates.png")]
+    assert err.splitlines()[-1] == f"written: {', '.join(map(str, written))}"
+    assert written[0].read_text() == out and sorted(tmp_path.iterdir()) == sorted([*tmp_path.glob("*.json"), *written])
 
 
 def test_only_new_cells_of_a_changed_grid_are_run(whole: tuple[str, Path], overrides: list[str], measured: list[dict]) -> None:
@@ -153,7 +159,129 @@ def test_the_key_is_of_the_data_and_of_the_sources(tmp_path: Path, overrides: li
 def test_the_sources_are_all_modules_but_the_programs() -> None:
     modules = compare._own_modules()
     assert {"segment_env.unroll", "segment_env.streams.text", "models.unet", "agents.learner", "agents.training"} <= set(modules)
-    assert not {"agents.cli", "agents.compare", "agents.bench"} & set(modules)
+    assert not {"agents.cli", "agents.compare", "agents.grid", "agents.tables", "agents.plots", "agents.bench"} & set(modules)
+
+
+# --- columns and a scale ---
+
+CIRCLES = {
+    "data/circle.yaml": "{source: {_target_: segment_env.closed_form.CountingStream, period: '${period}'}, length: 128}",
+    "model/circle.yaml": "{_target_: segment_env.closed_form.AlignedScorer, period: '${period}'}",
+    "experiment/circles.yaml": """# @package _global_
+        defaults: [override /data: circle, override /model: circle]
+        period: 2
+        price: 0.1
+        train: {rows: 64, bytes: 16384, validations: 2, device: cpu}
+        grid: {random: [agent=iid], often: ['agent=every_byte'], learnt: [agent=default]}
+        across: {four: [period=4], eight: [period=8]}
+        scale: [random, often]
+        seeds: [0, 1]
+        notes: ['Counting, whose cycles are the words.']
+        """,
+}
+FEW = ["~across.eight", "~grid.learnt"]
+
+
+@pytest.fixture(scope="module")
+def circles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library's configurations and an experiment on scorers without parameters, where a rule has nothing to learn."""
+    folder = tmp_path_factory.mktemp("circles") / "configs"
+    shutil.copytree(config.find_folder(), folder)
+    for name, text in CIRCLES.items():
+        (folder / name).write_text(textwrap.dedent(text.replace("# @package _global_\n", " " * 8 + "# @package _global_\n")))
+    return folder
+
+
+@pytest.fixture
+def in_circles(circles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "find_folder", lambda: circles)
+    monkeypatch.setattr("agents.data._GENERATED_BYTES", 1 << 13)
+
+
+def test_rows_across_columns_survive_a_kill_and_train_only_what_learns(
+    in_circles: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, trained = training.train, []
+
+    def train_until_the_third(run: training.Run, *arguments, **keywords):
+        trained.append((run.settings["seed"], run.settings["period"]))
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        return train(run, *arguments, **keywords)
+
+    monkeypatch.setattr(training, "train", train_until_the_third)
+    command = ["compare", "experiment=circles", "--cells", str(tmp_path)]
+    assert cli.main(command) == 130
+    assert len(list(tmp_path.iterdir())) == 8  # all of seed 0, and of seed 1 the two that learn nothing
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert trained == [(0, 4), (0, 8), (1, 4), (1, 4), (1, 8)]
+    out, err = capsys.readouterr()
+    assert err.splitlines()[7].startswith("cell 8 of 12: four, often, seed 1: done, skipped (")
+    assert err.splitlines()[-1] == f"written: {tmp_path / 'circles.md'}, {tmp_path / 'circles_curves.png'}"
+    heads = [[text.strip() for text in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith(("| score", "| often"))]
+    assert heads == [["score", "four", "eight"], ["often", "1", "1"], ["often", "1.000", "1.000"]]  # scores, then rates
+    assert out.endswith(", cpu.\n\nCounting, whose cycles are the words.\n")
+    cells = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
+    rules = [cell for cell in cells if cell["config"]["agent"]["_target_"] == "agents.agent.Given"]
+    assert len(rules) == 8
+    for cell in cells:
+        assert [line["update"] for line in cell["curve"]] == ([] if cell in rules else [1, 2])
+        assert (cell["update"], cell["bytes_decoded"], cell["bytes_read"]) == ((0, 0, 0) if cell in rules else (2, 16384, 16384))
+        assert math.isfinite(cell["figures"]["reward"]) and math.isfinite(cell["validation"]["reward"])
+        assert not set(compare.GRID_KEYS) & set(cell["config"])
+
+
+def test_a_table_per_column_without_a_scale(in_circles: None, tmp_path: Path) -> None:
+    grid = ["experiment=circles", "~scale", "+reference=random", "~grid.learnt", "seeds=[0]"]
+    empty, *tables = compare.run(grid, tmp_path).split("### ")
+    assert empty == "" and [text.splitlines()[0] for text in tables] == ["four", "eight"]
+    for text in tables:
+        assert [line.split()[1] for line in text.splitlines() if line.startswith("|")] == ["cell", "-" * 6, "random", "often"]
+    assert sorted(path.name for path in tmp_path.glob("circles*")) == ["circles.md", "circles_rates.png"]  # nothing has a curve
+
+
+def test_a_column_without_overrides_names_the_cells_as_no_column_does(overrides: list[str]) -> None:
+    assert keys([*overrides, "+across={all:[]}"]) == keys(overrides)
+
+
+def test_of_overrides_that_disagree_the_row_holds_then_the_column(in_circles: None) -> None:
+    grid = ["experiment=circles", "period=3", "train.rows=32", "+grid.odd=['agent=default','train.rows=8']"]
+    grid += ["~across.eight", "across.four=['period=4','train.rows=16']", "seeds=[7]"]
+    cells = {cell.name: cell.settings for cell in compare.compose(compare.read_grid(grid), grid, Path())}
+    assert {settings["period"] for settings in cells.values()} == {4}
+    assert {name: settings["train"]["rows"] for name, settings in cells.items()} == {"random": 16, "often": 16, "learnt": 16, "odd": 8}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            [*FEW, "+grid.odd=['period=5']"],
+            "cell 'odd' of column 'four' reads other data than the reference 'random': they cannot be paired",
+        ),
+        ([*FEW, "+grid.odd=['price=0.2']"], "cell 'odd' of column 'four' pays agent.price=0.2 where 'random' pays 0.1: their rewards"),
+        ([*FEW, "+grid.odd=['agent=papper']"], "cell 'odd' of column 'four': agent=papper: there is no such agent"),
+        ([*FEW, "+across.none=['period=1']"], "cell 'random' of column 'none': segment_env.closed_form.CountingStream cannot be built"),
+        (["~across", "+across=[four]"], "across must map names of columns to lists of overrides, at least one, got ['four']"),
+        (["across.four=period"], "across.four must be a list of overrides"),
+        (["across.four=['seed=2']"], "seed=2: every cell is run with each of the experiment's seeds"),
+        (["scale=random"], "scale must name two different cells of the grid, those of score 0 and 1, as in [random,oracle]"),
+        (["scale=[random,random]"], "scale must name two different cells"),
+        (["scale=[random,oracel]"], "scale=oracel is no cell of the grid; choose from random, often, learnt"),
+        (["~scale"], "the experiment has a grid but no 'reference': give it one with +reference=VALUE"),
+        (["+reference=none"], "reference=none is no cell of the grid"),
+        (["notes=one line"], "notes must be a list of lines, got 'one line'"),
+        (["~across", "+accross={four:[]}"], "the experiment has a key 'accross'; did you mean 'across'?"),
+    ],
+)
+def test_a_mistake_in_columns_or_scale_is_one_line(
+    wrong: list[str], message: str, in_circles: None, tmp_path: Path, measured: list[dict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compare", "experiment=circles", *wrong, "--cells", str(tmp_path / "cells")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err
+    assert measured == [] and not (tmp_path / "cells").exists()
 
 
 # --- pairing ---
@@ -192,6 +320,7 @@ def test_a_paired_difference_by_hand() -> None:
     assert mean == 2
     assert half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
     assert paired_difference([1.5, 2.5], [1.0, 2.0]) == (0.5, 0)
+    assert mean_interval([1.0, 2.0, 3.0]) == (mean, half_width)
 
 
 def test_a_single_pair_has_no_interval() -> None:
@@ -203,6 +332,8 @@ def test_a_single_pair_has_no_interval() -> None:
 def test_unpaired_values_are_refused(values: list[float], reference: list[float]) -> None:
     with pytest.raises(ValueError, match="pairs need"):
         paired_difference(values, reference)
+    with pytest.raises(ValueError, match="at least one value"):
+        mean_interval([])
 
 
 def test_one_seed_gives_a_table_without_an_interval(whole: tuple[str, Path], overrides: list[str]) -> None:
@@ -216,7 +347,7 @@ def test_one_seed_gives_a_table_without_an_interval(whole: tuple[str, Path], ove
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ([], "compare needs an experiment, as in experiment=NAME; choose from default_vs_uniform, "),
+        ([], "compare needs an experiment, as in experiment=NAME; choose from agents, default_vs_uniform, "),
         ([EXPERIMENT, "~grid"], "experiment=default_vs_uniform has no grid to compare"),
         ([EXPERIMENT, "~reference"], "no 'reference': give it one with +reference=VALUE"),
         ([EXPERIMENT, "grid=null"], "grid must map names of cells to lists"),

@@ -1,0 +1,142 @@
+"""Markdown tables of an experiment's cells.
+
+Letters: R mean reward.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from agents.grid import Grid, Results
+from agents.statistics import mean_interval, paired_difference, score
+
+CONFIDENCE = 0.95
+
+Cells = dict[str, list[dict[str, Any]]]  #: of one column: by row, seed by seed
+
+
+def table(grid: Grid, results: Results) -> str:
+    """Markdown of ``results``: scores where the grid has a scale, else for every column means and differences to the reference."""
+    if grid.scale:
+        lines = _scores(grid, results)
+    else:
+        lines = [line for column, cells in results.items() for line in ([f"### {column}", ""] if column else []) + _ordinary(grid, cells)]
+    return "\n".join([*lines, *grid.notes]).strip("\n")
+
+
+def _ordinary(grid: Grid, cells: Cells) -> list[str]:
+    """Means, differences to the reference, and how they were come by."""
+    title = f"minus {grid.reference} ({CONFIDENCE:.0%} t-interval)"
+    rows = [["cell", "bits per byte", "rate", "precision", "recall", title, "bytes decoded", "bytes read"]]
+    paired = [one["figures"]["bits_per_byte"] for one in cells[grid.basis]]
+    for name, ones in cells.items():
+        bits, *others = ([one["figures"][key] for one in ones] for key in ("bits_per_byte", "rate", "precision", "recall"))
+        difference = paired_difference(bits, paired, CONFIDENCE)
+        interval = f"{difference.mean:+.3f} ± {difference.half_width:.3f}" if len(bits) > 1 else f"{difference.mean:+.3f}, no interval"
+        budget = (_joined(f"{one[key]:,}" for one in ones) for key in ("bytes_decoded", "bytes_read"))
+        means = (_number(fmean(values)) for values in (bits, *others))
+        rows.append([name, *means, "reference" if name == grid.reference else interval, *budget])
+    every = [one for ones in cells.values() for one in ones]
+    reference = "those after whitespace" if "data_sha256" in every[0] else "the stream's own"
+    return [
+        *_markdown(rows),
+        "",
+        f"Means over {_seeds(grid)}, paired by seed: same data, same initialisation of the model.",
+        f"Measured on {_distinct(every, _test_bytes)} test bytes of {_distinct(every, _data)}; boundaries "
+        f"{_distinct(every, _boundaries)}. Rate: starts per byte.",
+        f"Precision and recall: of starts, against {reference}. {_distinct(every, _versions)}.",
+        "",
+    ]
+
+
+def _scores(grid: Grid, results: Results) -> list[str]:
+    """Scores and rates, row by column, and what every column's scores were made from."""
+    zero, one = grid.scale or ("", "")
+    every = [each for cells in results.values() for ones in cells.values() for each in ones]
+    columns = [column or grid.name for column in results]
+    score_rows, rate_rows = [["score", *columns]], [["starts per byte", *columns]]
+    for row in grid.rows:
+        score_rows.append([row, *(_score(grid, cells, row) for cells in results.values())])
+        rate_rows.append([row, *(_number(fmean(each["figures"]["rate"] for each in cells[row])) for cells in results.values())])
+    scale_rows = [["column", f"R of {zero}", f"R of {one}", "price", "updates", "bytes decoded", "bytes read", "test bytes", "data"]]
+    scale_rows += [[column, *_basis(cells, zero, one)] for column, cells in zip(columns, results.values(), strict=True)]
+    interval = f"mean ± half-width of the {CONFIDENCE:.0%} t-interval over " if len(grid.seeds) > 1 else "no interval, "
+    return [
+        *_markdown(score_rows),
+        "",
+        *_markdown(rate_rows),
+        "",
+        *_markdown(scale_rows),
+        "",
+        f"Score: (R - R of {zero}) / (R of {one} - R of {zero}), seed by seed; {interval}{_seeds(grid)}.",
+        f"R: mean reward in nats per byte of the test split, the price of starts paid; boundaries {_distinct(every, _boundaries)}.",
+        f"Rates and R are means over {_seeds(grid)}. Updates and bytes: of what learns. {_distinct(every, _versions)}.",
+        "",
+    ]
+
+
+def _score(grid: Grid, cells: Cells, row: str) -> str:
+    if row in (grid.scale or ()):
+        return str((grid.scale or ()).index(row))
+    rewards = ([one["figures"]["reward"] for one in cells[name]] for name in (row, *(grid.scale or ())))
+    mean, half_width = mean_interval([score(*each) for each in zip(*rewards, strict=True)], CONFIDENCE)
+    return f"{mean:.3f} ± {half_width:.3f}" if math.isfinite(half_width) else _number(mean)
+
+
+def _basis(cells: Cells, zero: str, one: str) -> list[str]:
+    """What the scores of a column were made from."""
+    every = [each for ones in cells.values() for each in ones]
+    learnt = [each for each in every if each["update"]] or every
+    budget = (sorted({each[key] for each in learnt}) for key in ("update", "bytes_decoded", "bytes_read"))
+    return [
+        *(f"{fmean(each['figures']['reward'] for each in cells[row]):.4f}" for row in (zero, one)),
+        _distinct(every, lambda each: format(each["config"]["agent"].get("price", 0.0), "g")),
+        *(_joined(format(value, ",") for value in values) for values in budget),
+        _distinct(every, _test_bytes),
+        _distinct(every, _data),
+    ]
+
+
+def _seeds(grid: Grid) -> str:
+    return f"seeds {', '.join(map(str, grid.seeds))}" if len(grid.seeds) > 1 else f"seed {grid.seeds[0]} alone"
+
+
+def _test_bytes(cell: dict[str, Any]) -> str:
+    return f"{cell['figures']['num_bytes']:,}"
+
+
+def _data(cell: dict[str, Any]) -> str:
+    return f"{cell['data']} (SHA-256 {cell['data_sha256'][:12]})" if "data_sha256" in cell else cell["data"]
+
+
+def _boundaries(cell: dict[str, Any]) -> str:
+    return "{boundaries}, noise seed {seed}".format(**cell["figures"])
+
+
+def _versions(cell: dict[str, Any]) -> str:
+    return "Python {python}, torch {torch}, {device}".format(**cell["versions"])
+
+
+def _number(value: float) -> str:
+    """A figure, or a dash where it is undefined."""
+    return f"{value:.3f}" if math.isfinite(value) else "-"
+
+
+def _markdown(rows: list[list[str]]) -> Iterator[str]:
+    """Lines of a table: names to the left, figures to the right; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))]
+        yield f"| {' | '.join(cells)} |"
+        if row is rows[0]:
+            yield f"| {'-' * widths[0]} | {' | '.join('-' * (width - 1) + ':' for width in widths[1:])} |"
+
+
+def _distinct(cells: Sequence[dict[str, Any]], shown: Callable[[dict[str, Any]], str]) -> str:
+    return _joined(map(shown, cells))
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """Different texts in order, joined."""
+    return "; ".join(dict.fromkeys(texts))
