@@ -44,6 +44,23 @@ def discounted_return(values: Tensor, rollout: TensorDictBase, gamma: float) -> 
     return returns.discounted_return(values, rollout["next", "done"].squeeze(-1), gamma)
 
 
+def gae(values: Tensor, rollout: TensorDictBase, gamma: float, lam: float) -> Tensor:
+    """A[t] = sum_k (gamma lam)^k delta[t+k], delta[t] = r[t] + gamma V[t+1] - V[t] within the episode (Schulman et al. 2016, eq. 16).
+
+    V is the critic's ``state_value`` [B, T, 1], of the root and of ``next``. Where an episode is truncated V[t+1] is what would have
+    come; where it is terminated, 0. Writes the critic's target A + V as ``value_target``, as TorchRL's estimators do. With
+    ``lam`` = 1 it is the Monte-Carlo return less V[t], up to the value of what a crop cuts off; below 1 it is biased by the
+    critic's error.
+    """
+    following = rollout["next"]
+    here, there = (each["state_value"].squeeze(-1) for each in (rollout, following))
+    there = torch.where(following["terminated"].squeeze(-1), 0.0, there)
+    deltas = torch.where(rollout["valid"], values + gamma * there - here, 0.0)
+    result = returns.discounted_return(deltas, following["done"].squeeze(-1), gamma * lam)
+    rollout["value_target"] = (result + here)[..., None]
+    return result
+
+
 def batch_relative(values: Tensor, rollout: TensorDictBase, own_sample: bool = True) -> Tensor:
     """Subtract the mean over the rows that are valid at the same index t.
 
@@ -62,6 +79,19 @@ def leave_one_out(values: Tensor, rollout: TensorDictBase) -> Tensor:
     """
     same = _same_sequence(rollout, values.dtype)
     return values - _mean_over(same - torch.eye(len(same), dtype=same.dtype, device=same.device), values, rollout["valid"])
+
+
+def group_relative(values: Tensor, rollout: TensorDictBase, divide: bool = False, epsilon: float = 1e-6) -> Tensor:
+    """Subtract the mean over the K boundary samples of the same bytes, the row's own among them (GRPO, Shao et al. 2024).
+
+    The expected gradient shrinks to (K-1)/K of itself. ``divide`` by the group's standard deviation at t, as GRPO does, biases it
+    further: small differences then count as much as large ones. Rows without another sample become 0.
+    """
+    same = _same_sequence(rollout, values.dtype)
+    centred = torch.where(rollout["valid"], values - _mean_over(same, values, rollout["valid"]), 0.0)
+    if not divide:
+        return centred
+    return centred / (_mean_over(same, centred.square(), rollout["valid"]).sqrt() + epsilon)
 
 
 def normalise(values: Tensor, rollout: TensorDictBase, epsilon: float = 1e-8) -> Tensor:

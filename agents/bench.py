@@ -1,8 +1,9 @@
 """What learned boundaries cost, as ratios of measurements that take turns within one run.
 
-Four measurements, each a list of cases:
+Five measurements, each a list of cases:
 
 - ``update``: an update with learned boundaries over one of the same byte U-Net with the same boundaries given;
+- ``agents``: an update of another agent, all of its epochs, over one of REINFORCE;
 - ``unroll``: a rollout over the forward passes that it cannot do without;
 - ``flops``: the arithmetic of an update per second over that of large matrix products;
 - ``memory``: how the peak memory of an update grows from one doubling of T to the next; 1 is linear.
@@ -33,7 +34,7 @@ from segment_env.batch import Batch
 from segment_env.errors import UserError
 from segment_env.unroll import unroll
 
-UPDATE, UNROLL, FLOPS, MEMORY = Goal(high=1.05), Goal(high=1.03), Goal(low=0.5), Goal(low=0.8, high=1.2)
+UPDATE, AGENTS, UNROLL, FLOPS, MEMORY = Goal(high=1.05), Goal(high=1.15), Goal(high=1.03), Goal(low=0.5), Goal(low=0.8, high=1.2)
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,17 @@ def update_cost(case: Case) -> Iterator[Row]:
     if not torch.equal(_starts(first, batch), _starts(second, batch)):
         raise RuntimeError("the boundaries that were compared are not the same")
     yield Row("update", "learned / given boundaries", _ratios(pairs), UPDATE, case.setting(first), _seconds(pairs))
+
+
+def agent_cost(case: Case) -> Iterator[Row]:
+    """Another agent over REINFORCE, both as they are shipped: K samples of the same bytes need fewer encodings of them."""
+    first, second = case.run().learner(), case.run(["agent=default"]).learner()
+    batches = [_batch(case.run(), learner) for learner in (first, second)]
+    pairs = interleaved(
+        stopwatch(lambda: first.update(batches[0]), first.device), stopwatch(lambda: second.update(batches[1]), second.device), case.pairs
+    )
+    name = case.agent[0].partition("=")[2]
+    yield Row("agents", f"{name}, {first.agent.epochs} epochs / REINFORCE", _ratios(pairs), AGENTS, case.setting(first), _seconds(pairs))
 
 
 @torch.no_grad()
@@ -229,6 +241,11 @@ MEASUREMENTS: dict[str, tuple[Callable[[Case], Iterator[Row]], list[Case], list[
             *(Case("nano", 16, 512, 40, precision, agent) for precision in ("bf16", "float32") for agent in (("agent=paper",), _PAIRED)),
             *(Case("18M", 4, 1024, 20, "bf16", agent) for agent in (("agent=paper",), _PAIRED)),
         ],
+    ),
+    "agents": (
+        agent_cost,
+        [replace(_SMALL, agent=("agent=ppo",))],
+        [Case("nano", 16, 512, 40, agent=(f"agent={name}",)) for name in ("a2c", "ppo", "ppo_kl", "grpo", "rloo")],
     ),
     "unroll": (
         unroll_cost,

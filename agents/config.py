@@ -224,13 +224,24 @@ def _check_targets(node: Any, extra: dict[str, Any] | None = None) -> None:
 
 
 def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """What a call of the target takes; None where that cannot be known."""
+    """What a call of the target takes; None where that cannot be known.
+
+    A class that hands keywords on to its base takes the base's too.
+    """
     hidden = isinstance(target, type) and type(target).__call__ is not type.__call__  # by a metaclass, as TorchRL's environments are
     try:
         parameters = list(inspect.signature(target.__init__ if hidden else target).parameters.values())
     except (TypeError, ValueError):
         return None
-    return parameters[1:] if hidden else parameters
+    parameters = parameters[1:] if hidden else parameters
+    makers = [vars(base)["__init__"] for base in target.__mro__[:-1] if "__init__" in vars(base)] if isinstance(target, type) else []
+    for inherited in makers[1:]:
+        if not parameters or parameters[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+            break
+        names = {parameter.name for parameter in parameters[:-1]}
+        base_parameters = list(inspect.signature(inherited).parameters.values())[1:]
+        parameters = parameters[:-1] + [parameter for parameter in base_parameters if parameter.name not in names]
+    return parameters
 
 
 def _locate(path: Any) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from segment_env.batch import Batch, ByteStream, Episodes
+from segment_env.errors import UserError
+from segment_env.scorer import Scorer
 from segment_env.streams import SPLITS, Corpus, crops
 
 Source = Corpus | ByteStream  #: what a ``data.source`` of a configuration builds
@@ -42,3 +44,12 @@ def identity(source: Source) -> dict[str, str]:
     if isinstance(source, Corpus):
         return {"data": source.name, "data_sha256": source.sha256}
     return {"data": type(source).__name__}
+
+
+def known_scorer(source: Source) -> Scorer:
+    """The scorer that a source is itself, as diagnostic problems are. Raises UserError on any other source."""
+    if not isinstance(source, Scorer):
+        raise UserError(
+            f"model=closed_form scores the problems of diagnostic=NAME alone, not {type(source).__name__}: choose another model"
+        )
+    return source

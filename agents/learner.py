@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from agents.agent import Agent
@@ -57,14 +58,10 @@ class Learner:
             model.to(device)
         self.samples = Samples(agent.sample_counts(rows), device=device)
         self.clip, self.early_weight, self.precision, self.device = clip, early_weight, precision, torch.device(device)
-        groups: list[dict[str, Any]] = [
-            {"params": list(part.parameters()), "lr": base}
-            for part, base in ((model, lr), (agent, lr * agent.lr_scale))
-            if isinstance(part, nn.Module) and any(True for _ in part.parameters())
-        ]
+        parts = [(list(model.parameters()) if isinstance(model, nn.Module) else [], 1.0), *agent.groups()]
+        groups: list[dict[str, Any]] = [{"params": parameters, "lr": lr * scale} for parameters, scale in parts if parameters]
         if not groups:
             raise UserError("neither the scorer nor the agent has parameters: there is nothing to train")
-        self.parameters = [parameter for group in groups for parameter in group["params"]]
         first, second = betas
         self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=(first, second), weight_decay=weight_decay, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda n: _schedule(n, updates, warmup, final))
@@ -74,8 +71,8 @@ class Learner:
         """S: how many different sequences a batch needs."""
         return self.samples.num_sequences
 
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Unroll ``batch`` of S sequences: -> the joint loss with its graph, and metrics (detached scalars, in nats)."""
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], TensorDictBase]:
+        """Unroll ``batch`` of S sequences: -> the joint loss with its graph, metrics (detached scalars, in nats), and the rollout."""
         agent, batch = self.agent, batch.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             rollout, live = unroll(
@@ -84,25 +81,40 @@ class Learner:
                 batch,
                 self.samples,
                 soft_cap=agent.soft_cap,
-                price=agent.price,
+                price=agent.price + agent.rate.price,
                 encoder_grad=agent.encoder_grad,
             )
         nll = live.nll.sum() / rollout["valid"].sum().clamp(min=1)
         early_nll = live.early_nll.sum() / batch.valid.sum().clamp(min=1)
+        rollout = agent.prepare(rollout)
         decide, metrics = agent.loss(rollout, live)
         metrics |= {"nll": nll.detach(), "early_nll": early_nll.detach(), "rate": rate(rollout["action"], rollout["is_choice"])}
-        return nll + self.early_weight * early_nll + decide, metrics
+        return nll + self.early_weight * early_nll + decide, metrics, rollout
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """One optimiser step on ``batch``: -> metrics, on the device, so that nothing waits for them."""
+        """Learn from ``batch``: -> metrics, on the device, so that nothing waits for them.
+
+        One optimiser step of model and agent, then the agent's further epochs on the same rollout, if it makes any: the model
+        has no gradient in them and stays.
+        """
         self.agent.train()
-        loss, metrics = self.loss(batch)
-        self.optimiser.zero_grad()
-        loss.backward()
-        metrics["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        self.optimiser.step()
+        loss, metrics, rollout = self.loss(batch)
+        metrics["grad_norm"] = self._step(loss)
+        for _ in range(self.agent.epochs - 1):
+            loss, later = self.agent.loss(rollout, None)
+            self._step(loss)
+            metrics |= later
         self.schedule.step()
         return metrics
+
+    def _step(self, loss: Tensor) -> Tensor:
+        """One optimiser step: -> the norm of all gradients before clipping."""
+        self.optimiser.zero_grad()
+        loss.backward()
+        parameters = (parameter for group in self.optimiser.param_groups for parameter in group["params"])
+        norm = nn.utils.clip_grad_norm_(parameters, self.clip)
+        self.optimiser.step()
+        return norm
 
 
 def _schedule(update: int, updates: int, warmup: float, final: float) -> float:

@@ -1,7 +1,7 @@
-"""Rate controllers: losses on the logits that hold the mean rate of boundaries at its target.
+"""Rate controllers: what holds the mean rate of boundaries at its target. Without one the best policy cuts everywhere.
 
-Without one the best policy cuts everywhere. A controller is called with the logits as sampled, ``is_choice`` and the soft cap, and
-returns a scalar loss; means are over ``is_choice``.
+A controller acts in one or both of two ways: a loss on the logits, and a price per boundary in the reward. Once a batch it is told
+the batch's mean rate (``update``), before the loss of that batch is asked for. Means are over ``is_choice``.
 
 Letters: B rows, T bytes.
 """
@@ -18,7 +18,24 @@ def mean_over(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-class _Controller(nn.Module):
+class Free(nn.Module):
+    """Controls nothing: the base of all controllers."""
+
+    price: Tensor  #: scalar, nats that a start costs, beside the agent's own price
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("price", torch.zeros(()), persistent=False)
+
+    def update(self, rate: Tensor) -> None:
+        """Take in the mean ``rate`` of one batch: of uncapped probabilities where the policy has any, else of starts."""
+
+    def forward(self, logits: Tensor, is_choice: Tensor, soft_cap: float | None) -> Tensor:
+        """Logits as sampled [B, T], is_choice [B, T] -> scalar loss."""
+        return logits.new_zeros(())
+
+
+class _Controller(Free):
     def __init__(self, target: float):
         super().__init__()
         check_rate(target, "the target rate")
@@ -29,7 +46,7 @@ class LogitPressure(_Controller):
     """The paper's target loss: mean(l) * detach(mean(p) - target), on logits and probabilities as sampled, capped."""
 
     def forward(self, logits: Tensor, is_choice: Tensor, soft_cap: float | None) -> Tensor:
-        """logits [B, T], is_choice [B, T] -> scalar loss; its gradient moves every logit alike."""
+        """Logits [B, T], is_choice [B, T] -> scalar loss; its gradient moves every logit alike."""
         error = mean_over(logits.detach().sigmoid(), is_choice) - self.target
         return mean_over(logits, is_choice) * error
 
@@ -50,9 +67,56 @@ class PI(_Controller):
         self.kp, self.ki, self.limit = float(kp), float(ki), float(limit)
         self.register_buffer("integral", torch.zeros(()))
 
+    def update(self, rate: Tensor) -> None:
+        """Add this batch's error to the sum."""
+        self.integral.add_(rate - self.target).clamp_(-self.limit, self.limit)
+
     def forward(self, logits: Tensor, is_choice: Tensor, soft_cap: float | None) -> Tensor:
-        """logits [B, T], is_choice [B, T] -> scalar loss; in training mode the sum takes this batch in first."""
+        """Logits [B, T], is_choice [B, T] -> scalar loss."""
         error = mean_over(uncapped(logits.detach(), soft_cap).sigmoid(), is_choice) - self.target
-        if self.training:
-            self.integral.add_(error).clamp_(-self.limit, self.limit)
         return mean_over(logits, is_choice) * (self.kp * error + self.ki * self.integral)
+
+
+class RatioLoss(_Controller):
+    """H-Net's ratio loss, N / (N-1) * ((N-1) F G + (1-F)(1-G)), N = 1 / target (arXiv 2507.07955, eq. 10).
+
+    G is the mean probability, uncapped, and carries the gradient; F is the mean of the hard decisions p >= 1/2, as in their code,
+    where routing is deterministic. ``sampled`` takes the mean of the probabilities for F instead: what a sampled policy's starts
+    come to. At F = G = target the loss is 1; its gradient in G, (F/target - 1) / (1 - target), vanishes where F = target.
+    """
+
+    def __init__(self, target: float, sampled: bool = True):
+        super().__init__(target)
+        self.sampled = sampled
+
+    def forward(self, logits: Tensor, is_choice: Tensor, soft_cap: float | None) -> Tensor:
+        """Logits [B, T], is_choice [B, T] -> scalar loss."""
+        if soft_cap is not None:
+            edge = soft_cap * (1 - 1e-6)  # where the cap has saturated p no longer moves; its slope would be 0 * inf
+            logits = logits.clamp(-edge, edge)
+        free = uncapped(logits, soft_cap)
+        p = free.sigmoid()
+        g = mean_over(p, is_choice)
+        f = (g if self.sampled else mean_over((free >= 0).to(p.dtype), is_choice)).detach()
+        n = 1 / self.target
+        return n / (n - 1) * ((n - 1) * f * g + (1 - f) * (1 - g))
+
+
+class Lagrangian(_Controller):
+    """A price per boundary that follows the constraint by dual ascent: price += step * (rate - target), kept within [0, limit].
+
+    The price is part of the reward, so that an agent which knows nothing of rates sees a complete problem: minimise the loss at a
+    mean rate of at most the target. It is one tensor, changed in place: an environment that was given it as its ``price`` follows.
+    """
+
+    def __init__(self, target: float, step: float = 0.01, limit: float = 10.0, price: float = 0.0):
+        super().__init__(target)
+        if not (step > 0 and 0 <= price <= limit):
+            got = f"got step={step}, price={price}, limit={limit}"
+            raise UserError(f"a Lagrangian price needs a positive step and a first price between 0 and its limit, {got}")
+        self.step, self.limit = float(step), float(limit)
+        self.register_buffer("price", torch.tensor(float(price)))
+
+    def update(self, rate: Tensor) -> None:
+        """Raise the price where boundaries are too many, lower it where they are too few."""
+        self.price.add_(self.step * (rate - self.target)).clamp_(0, self.limit)

@@ -6,6 +6,7 @@ A run folder holds ``config.yaml``, ``metrics.jsonl`` (one line every ``train.lo
 Letters: S sequences, B rows, T bytes.
 """
 
+import copy
 import json
 import math
 import sys
@@ -75,10 +76,12 @@ class Run:
         """Play the first batch and reach for the held-out ones. Raises UserError on a mistake that shows only then."""
         learner = self.learner()
         self.agent.eval()  # a controller keeps nothing of it
+        before = copy.deepcopy(self.agent.state_dict())  # and a loss that adapts itself is set back
         with _refused("the configuration cannot be trained", ValueError):  # how the library refuses a number
             learner.loss(self.episodes(learner).batch(0))
             for split in SPLITS[1:]:
                 next(held_out(self.source, split, self.length, 1))
+        self.agent.load_state_dict(before)
 
     def sentence(self) -> str:
         """A held-out sentence as the agent cuts it now, always the same one."""
@@ -97,11 +100,17 @@ class Run:
 
 
 def _agent(node: dict[str, Any], width: int) -> Agent:
-    """A policy that reads h stands in the configuration as a partial one: it is told the width."""
-    policy = config.build(node.get("policy"))
+    """A policy or a critic that reads h stands in the configuration as a partial one: it is told the width."""
+    parts = {"policy": config.build(node.get("policy"))}
     with _refused("agent.policy cannot be built", TypeError, ValueError):
-        policy = policy(width) if isinstance(policy, partial) else policy
-    return config.build({key: value for key, value in node.items() if key != "policy"}, policy=policy)
+        if isinstance(parts["policy"], partial):
+            parts["policy"] = parts["policy"](width)
+    if node.get("critic") is not None:
+        parts["critic"] = config.build(node["critic"])
+        with _refused("agent.critic cannot be built", TypeError, ValueError):
+            if isinstance(parts["critic"], partial):
+                parts["critic"] = parts["critic"](width, parts["policy"].n_past)
+    return config.build({key: value for key, value in node.items() if key not in parts}, **parts)
 
 
 def open_run(folder: Path) -> Run:
@@ -184,7 +193,8 @@ class _Log:
 
     def means(self) -> dict[str, float]:
         """Means of what was added since the last call; nats become bits per byte."""
-        means = {key: torch.stack([each[key].detach() for each in self.sums]).mean().item() for key in self.sums[0]}
+        keys = dict.fromkeys(key for each in self.sums for key in each)  # not every batch need give all
+        means = {key: torch.stack([each[key].detach() for each in self.sums if key in each]).mean().item() for key in keys}
         self.sums = []
         for name, nats in (("bits_per_byte", "nll"), ("early_bits_per_byte", "early_nll")):
             means[name] = means.pop(nats) / math.log(2)

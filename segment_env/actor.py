@@ -1,13 +1,15 @@
-"""A policy as TorchRL wants it: a module that reads one step's observation and writes an action.
+"""A policy as TorchRL wants it: what acts in an environment, and what its losses differentiate.
 
-Letters: B rows, D width.
+Letters: B rows, T bytes, D width.
 """
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModuleBase
+from torch import Tensor
 
 from segment_env.boundaries import effective
+from segment_env.errors import UserError
 from segment_env.scorer import Observation, Policy, Scorer, reset_rows
 from segment_env.unroll import action_log_prob
 
@@ -54,3 +56,42 @@ class Actor(TensorDictModuleBase):
             logits = torch.where(choice, decision.logits, 0.0)
             log_prob = torch.where(choice, action_log_prob(logits, action), 0.0)
         return tensordict.update({"action": action.long(), "logits": logits, "action_log_prob": log_prob})
+
+
+class Start(torch.distributions.Bernoulli):
+    """Whether a segment starts, as TorchRL's losses read it: actions are integers, log-probabilities those of the rollout."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Nats, of ``value`` 0 or 1."""
+        return action_log_prob(self.logits, value)
+
+
+def replayed_logits(policy: Policy, rollout: TensorDictBase, soft_cap: float | None = None) -> Tensor:
+    """Logits [B, T] of the actions of ``rollout`` [B, T], by a policy with a parallel form as it is now."""
+    starts = effective(rollout["action"].bool(), rollout["is_choice"], rollout["valid"])
+    decision = policy.parallel(rollout["hidden"], rollout["next", "byte"], rollout["noise"], None, soft_cap=soft_cap, actions=starts)
+    if decision.logits is None:
+        raise UserError(f"{type(policy).__name__} has no logits to learn: its actions are no random variables")
+    return decision.logits
+
+
+class _Replay(TensorDictModuleBase):
+    in_keys = ["hidden", ("next", "byte"), "noise", "action", "is_choice", "valid"]
+    out_keys = ["logits"]
+
+    def __init__(self, policy: Policy, soft_cap: float | None):
+        super().__init__()
+        self.policy, self.soft_cap = policy, soft_cap
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("logits", replayed_logits(self.policy, tensordict, self.soft_cap))
+
+
+def loss_actor(policy: Policy, soft_cap: float | None = None) -> ProbabilisticTensorDictSequential:
+    """``policy`` as the actor network of a TorchRL loss on whole rollouts [B, T] (rows may be drawn from a replay buffer).
+
+    It has no early head to read. ``soft_cap`` is the one that the rollouts were sampled with. Give the loss
+    ``loss.loss_mask_key = "is_choice"``, and its rollouts through :func:`segment_env.masking.mask_invalid` first.
+    """
+    draw = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Start, return_log_prob=True)
+    return ProbabilisticTensorDictSequential(_Replay(policy, soft_cap), draw)

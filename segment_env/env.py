@@ -41,8 +41,8 @@ class SegmentEnv(EnvBase):
     Rows end at their own length; a reset may name some sequences only, each with all of its K rows. Seeds replay bit for bit.
 
     Args: ``scorer``, kept outside the environment's modules: it is not trained, saved or moved with it; ``episodes``; ``samples``
-    (default: one row a sequence); ``n_past``, length of ``recent``; ``price`` in nats of a start at a choice; ``device`` of the
-    scorer. Raises UserError where samples do not fit the slots.
+    (default: one row a sequence); ``n_past``, length of ``recent``; ``price`` in nats of a start at a choice, a
+    number or a scalar tensor that somebody else may change; ``device`` of the scorer. Raises UserError where samples do not fit the slots.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SegmentEnv(EnvBase):
         episodes: Episodes,
         samples: Samples | None = None,
         n_past: int = 0,
-        price: float = 0.0,
+        price: float | Tensor = 0.0,
         device: torch.device | str = "cpu",
     ):
         samples = samples or Samples([1] * episodes.num_sequences, device=device)

@@ -7,7 +7,7 @@ generation), and both faces agree: log-probabilities to 1e-12 in float64, to rto
 Letters: S sequences, B rows (K rows of a sequence are adjacent), T bytes, D width.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 State = Any  #: a pytree (dicts, tuples, lists) of tensors whose first dimension is B
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """A byte language model whose predictions depend on boundaries. All log-probabilities are in nats, 256-way."""
 

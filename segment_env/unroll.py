@@ -32,7 +32,7 @@ def unroll(
     *,
     actions: Tensor | None = None,
     soft_cap: float | None = None,
-    price: float = 0.0,
+    price: float | Tensor = 0.0,
     encoder_grad: bool = False,
 ) -> tuple[TensorDict, Live]:
     """Play ``batch`` with ``policy`` and score it.
@@ -125,7 +125,7 @@ def _rollout(
     batch: Batch,
     samples: Samples,
     n_past: int,
-    price: float,
+    price: float | Tensor,
 ) -> TensorDict:
     size = list(x.shape)
     valid_later = F.pad(valid, (0, 1))  # [B, T+1]; root and next are two views of one tensor

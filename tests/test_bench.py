@@ -3,6 +3,7 @@ import multiprocessing
 import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,13 +113,15 @@ def test_the_peak_of_a_longer_update_is_seen() -> None:
 
 
 def test_every_measurement_is_paired_often_enough_to_quote() -> None:
-    assert list(MEASUREMENTS) == ["update", "unroll", "flops", "memory"]
-    for name in ("update", "unroll", "flops"):
+    assert list(MEASUREMENTS) == ["update", "agents", "unroll", "flops", "memory"]
+    for name in ("update", "agents", "unroll", "flops"):
         assert all(case.pairs >= 20 for case in MEASUREMENTS[name][2])
 
 
 def test_json_and_table_name_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = {name: (measure, [TINY], []) for name, (measure, _, _) in MEASUREMENTS.items() if name in ("update", "unroll")}
+    few = {name: (measure, [TINY], []) for name, (measure, _, _) in MEASUREMENTS.items() if name in ("update", "unroll")} | {
+        "agents": (bench.agent_cost, [replace(TINY, agent=("agent=ppo",))], [])
+    }
 
     def fake(case: Case) -> Iterator[Row]:
         yield Row("fake", "a / b", [1.0, 2.0, 3.0], Goal(low=4), case.setting(case.run().learner()), {"seconds": 7.0})
@@ -126,20 +129,21 @@ def test_json_and_table_name_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(bench, "MEASUREMENTS", {**few, "fake": (fake, [TINY], [TINY])})
     assert main(["bench", "--quick", "--json", str(tmp_path / "bench.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert lines[0].split()[:3] == ["ratio", "10-90", "%"]
-    assert lines[3].split() == "fake: a / b 2.000 1.200-2.800 3 at least 4 missed nano 2 x 128 1 float32".split() + [lines[3].split()[-1]]
-    assert lines[4] == f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads; few repetitions: not to be quoted"
+    assert lines[3].startswith("agents: ppo, 4 epochs / REINFORCE")
+    assert lines[4].split() == "fake: a / b 2.000 1.200-2.800 3 at least 4 missed nano 2 x 128 1 float32".split() + [lines[4].split()[-1]]
+    assert lines[5] == f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads; few repetitions: not to be quoted"
     figures = json.loads((tmp_path / "bench.json").read_text())
     assert (figures["torch"], figures["threads"], figures["quick"]) == (torch.__version__, torch.get_num_threads(), True)
-    assert [row["measurement"] for row in figures["rows"]] == ["update", "unroll", "fake"]
-    for row in figures["rows"][:2]:
+    assert [row["measurement"] for row in figures["rows"]] == ["update", "unroll", "agents", "fake"]
+    for row in figures["rows"][:3]:
         assert row["pairs"] == len(row["ratios"]) == 2
         assert row["p10"] <= row["ratio"] <= row["p90"]
         assert row["seconds"] > 0 and row["seconds_against"] > 0
     told = {"ratio": 2.0, "p10": 1.2, "p90": 2.8, "goal": {"low": 4, "high": None}, "met": False, "seconds": 7.0}
     setting = {"size": "nano", "B": 2, "S": 2, "T": 128, "precision": "float32", "samples": 1, "agent": "agent=paper"}
-    assert told.items() <= figures["rows"][2].items() and setting.items() <= figures["rows"][2].items()
+    assert told.items() <= figures["rows"][3].items() and setting.items() <= figures["rows"][3].items()
 
 
 def test_only_picks_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +164,7 @@ def test_only_picks_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_measurement_that_is_none_is_a_users_mistake() -> None:
-    with pytest.raises(UserError, match="no measurement 'speed'; choose from update, unroll, flops, memory"):
+    with pytest.raises(UserError, match="no measurement 'speed'; choose from update, agents, unroll, flops, memory"):
         bench.run(only="speed")
 
 

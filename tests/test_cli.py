@@ -105,7 +105,7 @@ def test_segmenting_reads_standard_input():
         (["train", "agent.policy.logit_scale=0"], "logit_scale positive"),
         (["train", "agent.policy_weight=abc"], "could not convert string to float"),
         (["train", "agent.policy=null"], "a node with a _target_ is needed"),
-        (["train", "agent.rate=null"], "agent.rate must be a controller"),
+        (["train", "agent.rate=3"], "agent.rate must be a controller of agents.rates, got 3"),
         (["train", "agent.advantage.1.gamma=2"], "gamma must lie in [0, 1], got 2"),
         (
             ["train", "agent.advantage=[{_target_:agents.advantages.discounted_return,_partial_:true}]"],

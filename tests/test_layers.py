@@ -13,6 +13,7 @@ LAYERS = [
     # segment_env
     ["segment_env.errors", "segment_env.boundaries", "segment_env.noise", "segment_env.batch", "segment_env.scorer"],
     ["segment_env.streams", "segment_env.streams.*", "segment_env.metrics", "segment_env.masking", "segment_env.closed_form"],
+    ["segment_env.diagnostics", "segment_env.diagnostics.*"],
     ["segment_env.unroll"],
     ["segment_env.env", "segment_env.actor", "segment_env.collector", "segment_env.gym"],
     ["segment_env"],
@@ -21,13 +22,16 @@ LAYERS = [
     ["models"],
     # agents: pure functions, modules, programs
     ["agents.returns", "agents.advantages", "agents.estimators", "agents.statistics"],
-    ["agents.policies", "agents.rules", "agents.rates", "agents.losses"],
+    ["agents.policies", "agents.rules", "agents.rates", "agents.critics", "agents.losses"],
     [
-        *["agents.config", "agents.agent", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
+        *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
         *[
             "agents.evaluation",
             "agents.segmenting",
             "agents.generation",
+            "agents.grid",
+            "agents.tables",
+            "agents.plots",
             "agents.compare",
             "agents.variance",
             "agents.report",

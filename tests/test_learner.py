@@ -76,7 +76,7 @@ def test_the_model_follows_its_own_loss(samples: int, rows: int) -> None:
     share = 0.5 if samples > 1 else 1.0
     learner = Learner(model, Given(UniformStride(3), samples=samples, samples_share=share), rows, 1)
     assert learner.num_sequences == 3 and learner.samples.counts == ((1, 1, 1) if samples == 1 else (2, 1, 1))
-    loss, metrics = learner.loss(batch)
+    loss, metrics, _ = learner.loss(batch)
     loss.backward()
     got = gradients(model)
     valid = learner.samples.expand(batch.valid)
@@ -142,7 +142,7 @@ def test_garbage_in_the_padding_of_a_rollout_reaches_no_loss() -> None:
         dirty = rollout.clone()
         for key in ("logits", ("next", "reward"), ("next", "early_nll")):
             dirty[key][~rollout["valid"]] = garbage
-        loss, metrics = agent.loss(dirty, live)
+        loss, metrics = agent.loss(agent.prepare(dirty), live)
         loss.backward(retain_graph=True)
         found.append(gradients(agent) | metrics)
     check(*found)
@@ -222,7 +222,7 @@ def test_bf16_leaves_log_probabilities_in_float32() -> None:
     for precision in ("float32", "bf16"):
         model, agent = unet().float(), reinforce()
         agent.policy.float()
-        loss, metrics = Learner(model, agent, 4, 1, precision=precision).loss(batch)
+        loss, metrics, _ = Learner(model, agent, 4, 1, precision=precision).loss(batch)
         loss.backward()
         assert loss.dtype == metrics["nll"].dtype == metrics["g_rms"].dtype == model.head.weight.grad.dtype == torch.float32
         figures[precision] = metrics
@@ -292,12 +292,13 @@ def test_one_update_on_every_device(device: torch.device, precision: str) -> Non
     model = ByteUNet("nano")
     policy = WindowPolicy(model.width, 0.3)
     learner = Learner(model, Reinforce(policy, STEPS, PI(0.3), samples=2), 4, 1, precision=precision, device=device)
-    before = [parameter.clone() for parameter in learner.parameters]
+    parameters = [*model.parameters(), *policy.parameters()]
+    before = [parameter.clone() for parameter in parameters]
     metrics = learner.update(Episodes(CountingStream(4, 0.0), learner.num_sequences, 50, seed=5).batch(0))
     assert {value.device.type for value in metrics.values()} == {device.type}
     assert all(value.isfinite() for value in metrics.values())
     assert metrics["nll"] == pytest.approx(5.6, abs=0.2)  # near ln 256 = 5.55: untrained
-    moved = [not torch.equal(old, new) for old, new in zip(before, learner.parameters, strict=True)]
+    moved = [not torch.equal(old, new) for old, new in zip(before, parameters, strict=True)]
     assert all(moved), "every parameter takes part in one update"
 
 

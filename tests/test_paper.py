@@ -166,7 +166,7 @@ def test_the_whole_loss(paper: dict[str, Any]) -> None:
     agent = config.build({key: value for key, value in paper["agent"].items() if key != "policy"}, policy=policy)
     settings = {**paper["train"]["optimiser"], "precision": "float32"}
     learner = Learner(TwoOrThree(), agent, rows=2, updates=1, **settings)
-    loss, metrics = learner.loss(pack([b"abc", b"def"]))
+    loss, metrics, _ = learner.loss(pack([b"abc", b"def"]))
     close(metrics["nll"], 2.333333)
     close(metrics["early_nll"], 5.545177)
     close(metrics["rate"], 0.5)

@@ -5,13 +5,30 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from worlds import make_env
 
-from agents.rates import PI, LogitPressure, mean_over
+from agents.rates import PI, Free, Lagrangian, LogitPressure, RatioLoss, mean_over
+from agents.rules import UniformStride
+from segment_env.actor import Actor
+from segment_env.closed_form import AlignedScorer
 from segment_env.errors import UserError
-from segment_env.scorer import capped
+from segment_env.scorer import capped, uncapped
 
 THIRD, ALL = math.log(1 / 3), torch.tensor([[False, True, True]])
-CONTROLLERS = {"logit_pressure": lambda: LogitPressure(0.2), "pi": lambda: PI(0.2)}
+CONTROLLERS = {
+    "free": Free,
+    "logit_pressure": lambda: LogitPressure(0.2),
+    "pi": lambda: PI(0.2),
+    "ratio_loss": lambda: RatioLoss(0.2),
+    "ratio_loss_hard": lambda: RatioLoss(0.2, sampled=False),
+    "lagrangian": lambda: Lagrangian(0.2),
+}
+
+
+def told(controller: Free, logits: Tensor, choice: Tensor, soft_cap: float | None) -> Tensor:
+    """A batch as an agent takes it: the controller is told its rate, then asked for its loss."""
+    controller.update(mean_over(uncapped(logits.detach(), soft_cap).sigmoid(), choice))
+    return controller(logits, choice, soft_cap)
 
 
 def logits_of(*values: float) -> Tensor:
@@ -41,11 +58,11 @@ def test_pi() -> None:
     # errors .175 and then -.15 (p = .05 twice, l = log(1/19) = -2.944439): sums .175 and .025
     controller = PI(0.2, kp=2.0, ki=0.4, limit=10.0)
     logits = logits_of(THIRD, 0.0)
-    loss = controller(logits, ALL, None)
+    loss = told(controller, logits, ALL, None)
     check(loss, -0.549306 * (2 * 0.175 + 0.4 * 0.175))  # the sum takes this batch in first
     loss.backward()
     check(logits.grad, [[0, 0.21, 0.21]])
-    check(controller(logits_of(math.log(1 / 19), math.log(1 / 19)), ALL, None), -2.944439 * (2 * -0.15 + 0.4 * 0.025))
+    check(told(controller, logits_of(math.log(1 / 19), math.log(1 / 19)), ALL, None), -2.944439 * (2 * -0.15 + 0.4 * 0.025))
     check(controller.integral, 0.025)
 
 
@@ -55,7 +72,7 @@ def test_pi_measures_the_rate_without_the_cap() -> None:
     logits = capped(raw, 2.0).requires_grad_()
     assert logits[0, 1].sigmoid() > 0.22
     controller = PI(0.2)
-    loss = controller(logits, ALL, 2.0)
+    loss = told(controller, logits, ALL, 2.0)
     loss.backward()
     check(logits.grad, [[0, 0, 0]], atol=1e-8)
     check(controller.integral, 0.0, atol=1e-8)
@@ -68,7 +85,7 @@ def test_pi_where_the_cap_has_saturated() -> None:
     """In float32 a raw logit of 80 comes back from the cap as infinite: p is 1, and nothing is nan."""
     logits = capped(torch.tensor([[0.0, 80.0, -80.0]]), 6.0).requires_grad_()
     controller = PI(0.2)
-    loss = controller(logits, ALL, 6.0)
+    loss = told(controller, logits, ALL, 6.0)
     loss.backward()
     check(controller.integral, 0.5 - 0.2)
     assert loss.isfinite() and logits.grad.isfinite().all()
@@ -77,31 +94,96 @@ def test_pi_where_the_cap_has_saturated() -> None:
 def test_the_sum_is_clamped() -> None:
     controller = PI(0.2, limit=0.3)
     for _ in range(4):
-        controller(logits_of(THIRD, 0.0), ALL, None)  # .175 each
+        told(controller, logits_of(THIRD, 0.0), ALL, None)  # .175 each
     check(controller.integral, 0.3)
-    controller(logits_of(math.log(1 / 19), math.log(1 / 19)), ALL, None)  # it comes back at once
+    told(controller, logits_of(math.log(1 / 19), math.log(1 / 19)), ALL, None)  # it comes back at once
     check(controller.integral, 0.15)
     for _ in range(4):
-        controller(logits_of(math.log(1 / 19), math.log(1 / 19)), ALL, None)
+        told(controller, logits_of(math.log(1 / 19), math.log(1 / 19)), ALL, None)
     check(controller.integral, -0.3)
 
 
 def test_the_sum_is_part_of_the_checkpoint() -> None:
     controller, other = PI(0.2), PI(0.2)
-    controller(logits_of(THIRD, 0.0), ALL, None)
+    told(controller, logits_of(THIRD, 0.0), ALL, None)
     assert list(controller.state_dict()) == ["integral"]
     other.load_state_dict(controller.state_dict())
     assert torch.equal(other.integral, controller.integral) and other.integral > 0.17
     assert not list(controller.parameters())
 
 
-def test_the_sum_grows_in_training_only() -> None:
+def test_asking_for_a_loss_changes_nothing() -> None:
     controller = PI(0.2, kp=1.0, ki=0.5)
-    controller(logits_of(THIRD, 0.0), ALL, None)
-    controller.eval()
+    controller.update(torch.tensor(0.375))
     for _ in range(3):
         check(controller(logits_of(THIRD, 0.0), ALL, None), -0.549306 * (0.175 + 0.5 * 0.175))
     check(controller.integral, 0.175)
+
+
+def test_ratio_loss() -> None:
+    # N = 5, G = F = .375: 1.25 * (4 * .375^2 + .625^2) = 1.19140625; dL/dG = (.375 / .2 - 1) / .8 = 1.09375, over 2 choices
+    logits = logits_of(THIRD, 0.0)
+    loss = RatioLoss(0.2)(logits, ALL, None)
+    check(loss, 1.19140625, atol=1e-12)
+    loss.backward()
+    check(logits.grad, [[0, 1.09375 * 0.25 * 0.75 / 2, 1.09375 * 0.25 / 2]], atol=1e-12)
+    # hard: one of two probabilities reaches one half, F = .5: 1.25 * (4 * .5 * .375 + .5 * .625) = 1.328125, dL/dG = 1.875
+    logits = logits_of(THIRD, 0.0)
+    loss = RatioLoss(0.2, sampled=False)(logits, ALL, None)
+    check(loss, 1.328125, atol=1e-12)
+    loss.backward()
+    check(logits.grad, [[0, 1.875 * 0.25 * 0.75 / 2, 1.875 * 0.25 / 2]], atol=1e-12)
+
+
+def test_ratio_loss_at_its_minimum() -> None:
+    logits = logits_of(math.log(1 / 4), math.log(1 / 4))
+    loss = RatioLoss(0.2)(logits, ALL, None)
+    check(loss, 1.0, atol=1e-12)
+    loss.backward()
+    check(logits.grad, [[0, 0, 0]], atol=1e-12)
+
+
+def test_ratio_loss_moves_what_lies_below_the_cap() -> None:
+    """The gradient in the raw logit does not depend on the cap, and is 0, no nan, where the cap has saturated."""
+    raw = torch.tensor([[0.0, 0.7, -0.4]], dtype=torch.float64, requires_grad=True)
+    found = [torch.autograd.grad(RatioLoss(0.2)(capped(raw, cap), ALL, cap), raw)[0] for cap in (None, 2.0)]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
+    raw = torch.tensor([[0.0, 80.0, -80.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(RatioLoss(0.2)(capped(raw, 6.0), ALL, 6.0), raw)
+    assert torch.equal(gradient, torch.zeros_like(raw))
+
+
+def test_lagrangian_price_follows_the_constraint() -> None:
+    controller = Lagrangian(0.2, step=0.5, limit=0.3)
+    prices = []
+    for rate in (0.5, 0.4, 0.9, 0.1, 0.0, 0.0, 0.0, 0.0):
+        controller.update(torch.tensor(rate))
+        prices.append(round(float(controller.price), 6))
+    assert prices == [0.15, 0.25, 0.3, 0.25, 0.15, 0.05, 0.0, 0.0]  # .3 is the limit, and no price is negative
+    assert controller(logits_of(THIRD, 0.0), ALL, None) == 0
+    assert list(controller.state_dict()) == ["price"]
+
+
+def test_an_environment_follows_the_price_it_was_given() -> None:
+    controller = Lagrangian(0.2, step=1.0)
+    scorer = AlignedScorer(5, 0.1)
+    env = make_env(scorer, price=controller.price)
+
+    def reward() -> Tensor:
+        env.set_seed(3)
+        return env.rollout(12, Actor(UniformStride(1), scorer))["next", "reward"].squeeze(-1)
+
+    before = reward()
+    controller.update(torch.tensor(0.9))
+    after = reward()
+    assert torch.equal(after[:, 0], before[:, 0])  # no choice at t = 0
+    torch.testing.assert_close(after[:, 1:], before[:, 1:] - 0.7)
+
+
+@pytest.mark.parametrize("bad", [{"step": 0.0}, {"price": -0.1}, {"price": 2.0, "limit": 1.0}])
+def test_no_such_price(bad: dict) -> None:
+    with pytest.raises(UserError, match="positive step and a first price between 0 and its limit"):
+        Lagrangian(0.2, **bad)
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
@@ -110,7 +192,8 @@ def test_only_choices_count(name: str) -> None:
     choice = torch.tensor([[False, True, False], [False, True, False]])
     loss = CONTROLLERS[name]()(logits, choice, None)
     assert torch.equal(loss, CONTROLLERS[name]()(torch.where(choice, logits, 0.0), choice, None))
-    assert CONTROLLERS[name]()(logits, torch.zeros_like(choice), None) == 0
+    nothing = CONTROLLERS[name]()(logits, torch.zeros_like(choice), None)
+    assert nothing == (1.25 if name.startswith("ratio") else 0)  # of the ratio loss a constant is left, without a gradient
 
 
 def driven(controller: nn.Module, begin: float, updates: int, soft_cap: float | None, push: float = 0.0, step: float = 1.0) -> Tensor:
@@ -119,7 +202,7 @@ def driven(controller: nn.Module, begin: float, updates: int, soft_cap: float | 
     choice = torch.ones(4, 16, dtype=torch.bool)
     for _ in range(updates):
         logits = capped(raw, soft_cap).expand(4, 16)
-        loss = controller(logits, choice, soft_cap) - push * logits.mean()
+        loss = told(controller, logits, choice, soft_cap) - push * logits.mean()
         (gradient,) = torch.autograd.grad(loss, raw)
         with torch.no_grad():
             raw -= step * gradient
@@ -128,10 +211,12 @@ def driven(controller: nn.Module, begin: float, updates: int, soft_cap: float | 
 
 @pytest.mark.parametrize("begin", [0.01, 0.9])
 @pytest.mark.parametrize("soft_cap", [None, 6.0])
-def test_both_drive_the_rate_to_its_target(begin: float, soft_cap: float | None) -> None:
+def test_they_drive_the_rate_to_its_target(begin: float, soft_cap: float | None) -> None:
     raw = driven(LogitPressure(0.2), begin, 150, soft_cap)
     assert abs(capped(raw, soft_cap).sigmoid() - 0.2) < 0.005
     raw = driven(PI(0.2), begin, 250, soft_cap)
+    assert abs(raw.sigmoid() - 0.2) < 0.005
+    raw = driven(RatioLoss(0.2), begin, 250, soft_cap)
     assert abs(raw.sigmoid() - 0.2) < 0.005
 
 
@@ -143,7 +228,7 @@ def test_against_a_steady_push_only_the_sum_holds_the_target() -> None:
     assert abs(controller.ki * controller.integral - 0.1) < 0.005
 
 
-@pytest.mark.parametrize("make", [LogitPressure, PI])
+@pytest.mark.parametrize("make", [LogitPressure, PI, RatioLoss, Lagrangian])
 @pytest.mark.parametrize("target", [0.0, 1.0, 1.5, -0.2, math.nan])
 def test_no_other_target(make: type, target: float) -> None:
     with pytest.raises(UserError, match="strictly between 0 and 1"):

@@ -2,11 +2,12 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
-from agents import cli, config
+from agents import cli, config, training
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -17,12 +18,27 @@ def _blocks(language):
 
 
 def test_the_python_code_runs(capsys):
-    (code,) = _blocks("python")
+    code, _ = _blocks("python")
     exec(compile(code, "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 21
     first, last = (float(line.split()[0]) for line in (lines[0], lines[-2]))
     assert last < first, "twenty updates lower the bits per byte"
+
+
+def test_an_agent_of_ones_own(tmp_path, monkeypatch):
+    """The second block, saved as the file that the text names, is found by its dotted path, and learns where words begin."""
+    _, code = _blocks("python")
+    assert len(code.splitlines()) <= 20
+    (tmp_path / "my_agent.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (line,) = (line for line in _commands() if "my_agent" in line)
+    small = ["diagnostic=delimiter", "rate=none", "train.bytes=819200", "train.device=cpu"]
+    run = training.Run(config.load([*shlex.split(line)[2:], *small]))
+    training.train(run, tmp_path, progress=False)
+    expected = run.source.scores(run.source.rate, run.agent.price)
+    assert run.evaluate("test")["reward"] > 0.95 * expected["oracle"]
 
 
 def _commands():

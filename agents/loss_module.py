@@ -1,0 +1,121 @@
+"""Any on-policy loss of TorchRL as an agent: A2C, PPO with clipping or a KL penalty, with a critic or without.
+
+The loss is used as it is. It is given the choices alone, as one flat batch of N decisions, so that its means, its clip fraction and
+its adaptive penalty are over decisions and nothing else, whatever the padding. It owns no parameters: what it takes for an actor
+and a critic read the logits and values that this module has computed, in one parallel pass, for all positions.
+
+Letters: B rows, T bytes, N choices among them, D width.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import Tensor, nn
+from torchrl.objectives import LossModule
+
+from agents.advantages import Step, advantage, gae
+from agents.agent import Agent, check_steps, rate_uncapped
+from agents.critics import Critic
+from agents.rates import Free
+from segment_env.actor import Start, replayed_logits
+from segment_env.errors import UserError
+from segment_env.scorer import Policy
+from segment_env.unroll import Live
+
+
+class LossModuleAgent(Agent):
+    """Learns by a TorchRL loss, over ``epochs`` passes through each rollout.
+
+    Args: ``advantage``, steps of ``agents.advantages``; ``objective``, a loss class of TorchRL with its settings, but without
+    networks: it is called with ``actor_network`` and ``critic_network``; ``critic``, trained by the objective where it is given, with
+    the learning rate ``critic_lr_scale`` times the model's; the weights of policy and rate; others as :class:`Agent`'s. Every
+    epoch passes over the whole rollout: there are no minibatches.
+
+    Raises UserError where a critic is missing or has no target, where a step lacks its samples, and where the policy cannot be
+    replayed for several epochs.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        advantage: Sequence[Step],
+        objective: Callable[..., LossModule],
+        rate: Free | None = None,
+        critic: Critic | None = None,
+        *,
+        policy_weight: float = 1.0,
+        rate_weight: float = 1.0,
+        critic_lr_scale: float = 1.0,
+        **settings,
+    ):
+        super().__init__(policy, rate, **settings)
+        check_steps(advantage, self, critic=critic is not None)
+        if critic is not None and not any(getattr(step, "func", step) is gae for step in advantage):
+            raise UserError("agent.critic is given, but no step of agent.advantage reads it: add gae, or leave the critic out")
+        if self.epochs > 1 and not hasattr(policy, "parallel"):
+            raise UserError(f"{type(policy).__name__} has no parallel form to replay a rollout with: agent.epochs must be 1")
+        if self.epochs > 1 and policy.reads_early_log_p:
+            raise UserError(f"{type(policy).__name__} reads the early head, which a rollout does not hold: agent.epochs must be 1")
+        self.advantage, self.critic = list(advantage), critic
+        self.policy_weight, self.rate_weight, self.critic_lr_scale = float(policy_weight), float(rate_weight), float(critic_lr_scale)
+        self.objective = _build(objective, critic is not None)
+
+    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """The critic learns at a rate of its own."""
+        critic = list(self.critic.parameters()) if self.critic is not None else []
+        others = [parameter for parameter in self.parameters() if all(parameter is not each for each in critic)]
+        return [(others, self.lr_scale), (critic, self.critic_lr_scale)]
+
+    @torch.no_grad()
+    def prepare(self, rollout: TensorDictBase) -> TensorDictBase:
+        """Masked, with the critic's values and what does not change over the epochs: ``advantage`` [B, T, 1] and ``value_target``."""
+        rollout = super().prepare(rollout)
+        if self.critic is not None:
+            for part in (rollout, rollout["next"]):
+                part["state_value"] = self.critic(part).to(rollout["logits"].dtype)
+        rollout["advantage"] = advantage(rollout, self.advantage)[..., None]
+        return rollout
+
+    def loss(self, rollout: TensorDictBase, live: Live | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """One epoch: the objective's losses over all choices, and the rate's."""
+        logits = replayed_logits(self.policy, rollout, self.soft_cap) if live is None else live.logits
+        if logits is None:
+            raise UserError(f"{type(self.policy).__name__} has no logits to learn: use the agent Given for it")
+        choice = rollout["is_choice"]
+        new = {"new_logits": logits} if self.critic is None else {"new_logits": logits, "new_value": self.critic(rollout)}
+        decisions = _choices({key: rollout[key] for key in _STORED if key in rollout} | new, choice)
+        if not len(decisions):  # nothing was decided, and a mean of nothing is no number
+            return 0 * logits.sum(), {}
+        result = self.objective(decisions)
+        losses = [value.sum() for key, value in result.items() if key.startswith("loss_")]
+        metrics = {key: value.detach().float().mean() for key, value in result.items() if not key.startswith("loss_")}
+        metrics["rate_uncapped"] = rate_uncapped(rollout, self.soft_cap)
+        return self.policy_weight * sum(losses) + self.rate_weight * self.rate(logits, choice, self.soft_cap), metrics
+
+
+_STORED = ("action", "action_log_prob", "logits", "advantage", "state_value", "value_target")  #: what a loss may read of a rollout
+
+
+def _choices(values: dict[str, Tensor], choice: Tensor) -> TensorDict:
+    """Values [B, T, ...] -> [N, ...]. How many choices there are is the one thing that is read from the device."""
+    index = choice.flatten().nonzero().squeeze(-1)
+    return TensorDict({key: value.flatten(0, 1)[index] for key, value in values.items()}, [len(index)])
+
+
+def _build(objective: Callable[..., LossModule], critic: bool) -> LossModule:
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Identity(), ["new_logits"], ["logits"]),
+        ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Start, return_log_prob=True),
+    )
+    value = TensorDictModule(nn.Identity(), ["new_value"], ["state_value"]) if critic else None
+    try:
+        built = objective(actor_network=actor, critic_network=value, functional=False)
+    except (TypeError, ValueError) as error:
+        name = getattr(getattr(objective, "func", objective), "__name__", repr(objective))
+        missing = "" if critic else "; agent.critic is missing, and the loss may need one"
+        raise UserError(f"agent.objective {name} cannot be built: {error}{missing}") from error
+    if not isinstance(built, LossModule):
+        raise UserError(f"agent.objective must make a loss of TorchRL, got {type(built).__name__}")
+    return built

@@ -1,0 +1,127 @@
+"""Every file of ``configs/`` makes something that runs, and mistakes in what an agent is made of are named.
+
+A configuration is tried as ``train`` and ``compare`` try one: built, its first batch played and scored, its held-out data opened.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agents import cli, compare, config, training
+from agents.compare import PROGRAMS
+
+FOLDER = config.find_folder()
+SMALL = ["train.rows=4", "train.bytes=1024", "data.length=32", "train.device=cpu"]
+DIAGNOSTIC = ["diagnostic=delimiter", "rate=none"]
+
+
+def options(group: str) -> list[str]:
+    return sorted(file.stem for file in (FOLDER / group).glob("*.yaml"))
+
+
+def tried(*overrides: str) -> training.Run:
+    run = training.Run(config.load([*SMALL, *overrides]))
+    if run.learns:
+        run.rehearse()
+    run.evaluate("validation", 256)
+    return run
+
+
+def test_no_group_is_forgotten() -> None:
+    groups = {folder.name for folder in FOLDER.iterdir() if folder.is_dir()}
+    assert groups == {"agent", "data", "diagnostic", "experiment", "model", "rate", "train"}
+    assert options("train") == ["default"]
+    assert "compare" in PROGRAMS
+
+
+@pytest.mark.parametrize("name", options("agent"))
+def test_agents(name: str) -> None:
+    run = tried(f"agent={name}", *DIAGNOSTIC)
+    if name not in ("oracle",):  # which is one of diagnostic problems
+        tried(f"agent={name}", "data=made_up")
+    if run.learns:
+        learner = run.learner()
+        before = [parameter.clone() for parameter in run.agent.parameters()]
+        metrics = [learner.update(run.episodes(learner).batch(n)) for n in range(2)]
+        assert all(value.isfinite().all() for each in metrics for value in each.values())
+        assert not all(torch.equal(old, new) for old, new in zip(before, run.agent.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", options("rate"))
+@pytest.mark.parametrize("agent", ["default", "ppo"])
+def test_rates(name: str, agent: str) -> None:
+    run = tried(f"rate={name}", f"agent={agent}", "data=made_up")
+    assert type(run.agent.rate).__name__.lower() == {"none": "free", "pi": "pi"}.get(name, name.replace("_", ""))
+
+
+@pytest.mark.parametrize("name", options("data"))
+def test_data(name: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Call me Ishmael. " * 300)
+    tried(f"data={name}", *([f"data.source.path={tmp_path}"] if name == "files" else []))
+
+
+@pytest.mark.parametrize("name", options("diagnostic"))
+def test_diagnostics(name: str) -> None:
+    """The price and the target that a problem is shipped with are those of its docstring."""
+    run = tried(f"diagnostic={name}", "agent=oracle")
+    assert run.source is not run.model and type(run.source) is type(run.model)
+    assert run.agent.price == run.source.default_price
+    assert run.settings["target"] == pytest.approx(run.source.rate, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", options("model"))
+def test_models(name: str) -> None:
+    if name == "closed_form":
+        tried("model=closed_form", *DIAGNOSTIC)
+    else:
+        with torch.device("meta"):
+            model = config.build(config.load([f"model={name}"])["model"])
+        assert sum(parameter.numel() for parameter in model.parameters()) > 1e6
+
+
+@pytest.mark.parametrize("name", options("experiment"))
+def test_experiments(name: str, tmp_path: Path) -> None:
+    """All rows of the first column can be built, and their first batch played."""
+    overrides = [f"experiment={name}", "seeds=[0]", "train.validation_bytes=512"]
+    for column in list(compare.read_grid(overrides).columns)[1:]:
+        overrides.append(f"~across.{column}")
+    grid = compare.read_grid(overrides)
+    assert len(list(compare.compose(grid, overrides, tmp_path))) == len(grid.rows)
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ("agent=ppo agent.lr_scal=3", "there is no key 'agent.lr_scal'; did you mean 'agent.lr_scale'?"),
+        ("agent=ppo +agent.lr_scal=3", "agents.loss_module.LossModuleAgent takes no keyword 'lr_scal'; did you mean 'lr_scale'?"),
+        ("agent=ppo +agent.objective.clip=3", "ClipPPOLoss takes no keyword 'clip'"),
+        ("agent=ppo +agent.objective.critic_coef=3", "ClipPPOLoss takes no keyword 'critic_coef'; did you mean 'critic_coeff'?"),
+        (
+            "agent=ppo agent.objective._target_=torchrl.objectives.ClipPPOLos",
+            "there is no 'ClipPPOLos' in torchrl.objectives; did you mean",
+        ),
+        ("agent=ppo agent.objective._target_=math.pi", "_target_=math.pi is of type float: it should be a class or a function"),
+        ("agent=ppo agent.critic=null", "the advantage step gae needs a critic, and agent.critic is missing"),
+        ("agent=a2c agent.critic=null agent.advantage=[]", "A2CLoss cannot be built"),
+        (
+            "agent=grpo agent.samples=3",
+            "agent.samples=3 boundary samples per sequence do not fill a share agent.samples_share=1.0 of 4 rows",
+        ),
+        ("agent=grpo agent.samples=1", "group_relative needs agent.samples of 2 or more and agent.samples_share above 0, got 1 and 1.0"),
+        ("agent=ppo agent.encoder_grad=true", "agent.encoder_grad=true needs one epoch on live states, but agent.epochs=4"),
+        ("agent=ppo agent.epochs=0", "agent.epochs must be a whole number of at least 1, got 0"),
+        ("rate=pid", "rate=pid: there is no such rate; did you mean 'pi'?"),
+        ("rate=lagrangian rate.step=-1", "a Lagrangian price needs a positive step"),
+        ("diagnostic=delay", "diagnostic=delay: there is no such diagnostic; did you mean 'delayed'?"),
+        ("experiment=null", "experiment=null: there is no such experiment"),
+        ("model=closed_form", "model=closed_form scores the problems of diagnostic=NAME alone, not Corpus: choose another model"),
+        ("diagnostic=delimiter agent=iid", "neither the scorer nor the agent has parameters: there is nothing to train"),
+    ],
+)
+def test_a_mistake_gets_one_line(arguments: str, says: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *SMALL, *arguments.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not list(tmp_path.iterdir())
