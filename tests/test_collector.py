@@ -3,17 +3,17 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torch import float32, float64, nn
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import SamplerWithoutReplacement
 from torchrl.envs import RewardSum, TransformedEnv
-from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss
 from worlds import SCORERS, RaggedStream, make_env
 
 from agents.policies import WindowPolicy
 from agents.rules import IidRandom, UniformStride
-from segment_env.actor import Actor
+from segment_env.actor import Actor, Start, loss_actor, replayed_logits
 from segment_env.collector import SegmentCollector
 from segment_env.errors import UserError
 from segment_env.masking import mask_invalid
@@ -142,27 +142,8 @@ def test_other_refusals():
         make(policy=UniformStride(3))
 
 
-class Start(torch.distributions.Bernoulli):
-    """A start as TorchRL wants it: actions are integers."""
-
-    def log_prob(self, value):
-        return super().log_prob(value.to(self.logits.dtype))
-
-
-class Logit(nn.Module):
-    def __init__(self, policy):
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, hidden):
-        return self.policy.parallel(hidden, None, torch.zeros(hidden.shape[:-1]), soft_cap=6.0).logits
-
-
-def make_loss(policy):
-    logit = TensorDictModule(Logit(policy), ["hidden"], ["logits"])
-    draw = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Start, return_log_prob=True)
-    actor = ProbabilisticTensorDictSequential(logit, draw)
-    loss = ClipPPOLoss(actor, None, entropy_coeff=0.01, normalize_advantage=False)
+def make_loss(policy, cls=ClipPPOLoss, **kwargs):
+    loss = cls(loss_actor(policy, soft_cap=6.0), kwargs.pop("critic", None), entropy_coeff=0.01, **kwargs)
     loss.loss_mask_key = "is_choice"
     return loss
 
@@ -197,7 +178,49 @@ def test_the_first_pass_of_ppo_is_the_policy_gradient():
     losses["loss_objective"].backward()
     ours, policy.weight.grad = policy.weight.grad, None
     choice = batch["is_choice"]
-    logits = policy.parallel(batch["hidden"], None, batch["noise"], soft_cap=6.0).logits
+    logits = replayed_logits(policy, batch, 6.0)
     log_p = Start(logits=logits).log_prob(batch["action"])
     (-(log_p * batch["advantage"].squeeze(-1))[choice].mean()).backward()
     torch.testing.assert_close(ours, policy.weight.grad, rtol=1e-10, atol=1e-12)
+
+
+class Nothing(TensorDictModule):
+    """A critic without parameters, for the loss that wants one."""
+
+    def __init__(self):
+        super().__init__(lambda hidden: torch.zeros_like(hidden[..., :1]), ["hidden"], ["state_value"])
+
+
+LOSSES = {
+    "ppo": lambda policy: make_loss(policy),
+    "ppo_asymmetric": lambda policy: make_loss(policy, clip_epsilon=(0.2, 0.28)),
+    "ppo_kl": lambda policy: make_loss(policy, KLPENPPOLoss),
+    "a2c": lambda policy: make_loss(policy, A2CLoss, critic=Nothing(), critic_coeff=None),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_padding_is_nothing_to_an_outside_loss(name):
+    """Rows and columns that are nowhere valid, NaN in their floats and garbage in their actions: the same losses and gradients."""
+    collector = make(n_past=0, stream=RaggedStream(LENGTH, 1, 4))
+    policy = collector.policy.policy
+    whole = next(iter(collector)).exclude("collector")
+    whole["advantage"] = whole["next", "reward"] - 1.0
+    padded = torch.cat([torch.cat([whole, whole[:, :3]], 1), torch.cat([whole, whole[:, :3]], 1)[:2]], 0)
+    outside = torch.ones(padded.shape, dtype=torch.bool)
+    outside[:ROWS, :LENGTH] = False
+    for key in ("valid", "is_choice"):
+        padded[key] = padded[key] & ~outside
+    for leaf in padded.values(True, True):
+        if leaf.is_floating_point():
+            leaf[outside] = torch.nan
+    padded["action"] = torch.where(outside, 7, padded["action"])
+    with torch.no_grad():
+        policy.weight.add_(torch.randn(policy.weight.shape, dtype=float64, generator=torch.Generator().manual_seed(2)))
+    found = []
+    for batch in (whole, padded):
+        losses = LOSSES[name](policy)(mask_invalid(batch))
+        total = losses["loss_objective"] + losses["loss_entropy"]
+        found.append((total.detach(), *torch.autograd.grad(total, policy.weight)))
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)

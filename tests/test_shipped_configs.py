@@ -48,6 +48,15 @@ def test_agents(name: str) -> None:
         assert not all(torch.equal(old, new) for old, new in zip(before, run.agent.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", ["a2c", "ppo", "ppo_kl", "grpo", "rloo"])
+def test_agents_on_every_device(name: str, device: torch.device) -> None:
+    run = training.Run(config.load([*SMALL, f"agent={name}", "data=made_up", f"train.device={device.type}", "rate=lagrangian"]))
+    learner = run.learner()
+    metrics = learner.update(run.episodes(learner).batch(0))
+    assert {value.device.type for value in metrics.values()} == {device.type}
+    assert all(value.isfinite().all() for value in metrics.values())
+
+
 @pytest.mark.parametrize("name", options("rate"))
 @pytest.mark.parametrize("agent", ["default", "ppo"])
 def test_rates(name: str, agent: str) -> None:
