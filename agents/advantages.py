@@ -44,14 +44,26 @@ def discounted_return(values: Tensor, rollout: TensorDictBase, gamma: float) -> 
     return returns.discounted_return(values, rollout["next", "done"].squeeze(-1), gamma)
 
 
+def hard_horizon(values: Tensor, rollout: TensorDictBase, horizon: int) -> Tensor:
+    """G[t] = sum of r[t+k] over k < ``horizon`` bytes within the episode, undiscounted. Biased by what comes later.
+
+    As with gamma < 1 the update is the gradient of no objective: a decision is credited with its next ``horizon`` rewards in full and
+    with nothing behind them.
+    """
+    return returns.hard_horizon(values, rollout["next", "done"].squeeze(-1), horizon)
+
+
 def gae(values: Tensor, rollout: TensorDictBase, gamma: float, lam: float) -> Tensor:
     """A[t] = sum_k (gamma lam)^k delta[t+k], delta[t] = r[t] + gamma V[t+1] - V[t] within the episode (Schulman et al. 2016, eq. 16).
 
     V is the critic's ``state_value`` [B, T, 1], of the root and of ``next``. Where an episode is truncated V[t+1] is what would have
     come; where it is terminated, 0. Writes the critic's target A + V as ``value_target``, as TorchRL's estimators do. With
     ``lam`` = 1 it is the Monte-Carlo return less V[t], up to the value of what a crop cuts off; below 1 it is biased by the
-    critic's error.
+    critic's error. On strings of 8 bytes (tests/test_bias.py) an untrained critic changes the expected gradient by 78%, 53%, 9% of its
+    norm at ``lam`` = 0, 0.5, 0.95, the best function of all bytes that reads no decision by 65%, 47%, 8%.
     """
+    returns.check_discount("gamma", gamma)
+    returns.check_discount("lam", lam)
     following = rollout["next"]
     here, there = (each["state_value"].squeeze(-1) for each in (rollout, following))
     there = torch.where(following["terminated"].squeeze(-1), 0.0, there)
@@ -59,6 +71,15 @@ def gae(values: Tensor, rollout: TensorDictBase, gamma: float, lam: float) -> Te
     result = returns.discounted_return(deltas, following["done"].squeeze(-1), gamma * lam)
     rollout["value_target"] = (result + here)[..., None]
     return result
+
+
+def subtract_baseline(values: Tensor, rollout: TensorDictBase) -> Tensor:
+    """Subtract ``baseline`` [B, T], which the agent has read before it was fitted on these rows, and keep what it is fitted to.
+
+    Writes ``values`` as ``baseline_target`` [B, T]. No bias where the baseline of a row reads none of the row's actions.
+    """
+    rollout["baseline_target"] = values
+    return values - rollout["baseline"]
 
 
 def batch_relative(values: Tensor, rollout: TensorDictBase, own_sample: bool = True) -> Tensor:

@@ -4,13 +4,25 @@ Letters: S sequences, K boundary samples of a sequence, B rows, T bytes.
 """
 
 import inspect
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from agents.advantages import Step, gae, group_relative, leave_one_out
-from agents.estimators import policy_loss, score_function
+from agents.advantages import (
+    Step,
+    discounted_return,
+    early_exit,
+    gae,
+    group_relative,
+    hard_horizon,
+    leave_one_out,
+    subtract_baseline,
+)
+from agents.estimators import disarm, policy_loss, score_function
+from agents.hindsight import Hindsight
 from agents.rates import Free, mean_over
 from segment_env.errors import UserError
 from segment_env.masking import mask_invalid
@@ -22,11 +34,13 @@ class Agent(nn.Module):
     """A policy and how it learns. Subclasses give :meth:`loss`; the trainer reads the rest.
 
     Args: ``policy``; ``rate``, a controller of ``agents.rates``; ``samples`` K of the sequences that get more than one row,
-    ``samples_share`` of the rows that belong to them; ``soft_cap`` of the logits in training; ``price`` of a start in nats;
-    ``encoder_grad``: the policy's gradient reaches the encoder; ``lr_scale``: the policy's learning rate over the model's;
-    ``epochs``: optimiser steps that the agent makes on a batch, of which the model shares the first.
+    ``samples_share`` of the rows that belong to them; ``antithetic``: samples 2i and 2i + 1 act on u and 1 - u; ``soft_cap`` of the
+    logits in training; ``price`` of a start in nats; ``encoder_grad``: the policy's gradient reaches the encoder; ``lr_scale``: the
+    policy's learning rate over the model's; ``epochs``: optimiser steps that the agent makes on a batch, of which the model shares
+    the first.
 
-    Raises UserError on a cap, a scale or a number of epochs that is none, and on ``encoder_grad`` with several epochs.
+    Raises UserError on a cap, a scale or a number of epochs that is none, on ``antithetic`` without pairs, and on ``encoder_grad``
+    with several epochs.
     """
 
     def __init__(
@@ -36,6 +50,7 @@ class Agent(nn.Module):
         *,
         samples: int = 1,
         samples_share: float = 1.0,
+        antithetic: bool = False,
         soft_cap: float | None = None,
         price: float = 0.0,
         encoder_grad: bool = False,
@@ -45,6 +60,8 @@ class Agent(nn.Module):
         super().__init__()
         if not (soft_cap is None or soft_cap > 0) or not lr_scale >= 0:
             raise UserError(f"agent.soft_cap must be positive or null and agent.lr_scale not negative, got {soft_cap} and {lr_scale}")
+        if not finite(price):
+            raise UserError(f"agent.price must be a number of nats, got {price!r}")
         if type(epochs) is not int or epochs < 1:
             raise UserError(f"agent.epochs must be a whole number of at least 1, got {epochs!r}")
         if encoder_grad and epochs > 1:
@@ -53,9 +70,12 @@ class Agent(nn.Module):
             )
         if not isinstance(rate, Free | None):
             raise UserError(f"agent.rate must be a controller of agents.rates, got {rate!r}")
+        if antithetic and not (samples > 1 and samples_share > 0):
+            got = f"got {samples} and {samples_share}"
+            raise UserError(f"agent.antithetic=true needs pairs: agent.samples of 2 or more and agent.samples_share above 0, {got}")
         self.policy, self.rate, self.samples, self.samples_share = policy, rate or Free(), samples, samples_share
         self.soft_cap, self.price, self.encoder_grad, self.lr_scale = soft_cap, float(price), encoder_grad, lr_scale
-        self.epochs = epochs
+        self.antithetic, self.epochs = antithetic, epochs
 
     def sample_counts(self, rows: int) -> list[int]:
         """K of every sequence, so that they fill ``rows`` = B. Raises UserError where they cannot."""
@@ -78,6 +98,10 @@ class Agent(nn.Module):
             self.rate.update(rate_uncapped(rollout, self.soft_cap))
         return rollout
 
+    def direction(self, rollout: TensorDictBase) -> Tensor:
+        """The boundary gradient g [B, T] = dL/dlogit of a prepared rollout, unreduced: see ``agents.estimators``."""
+        raise NotImplementedError
+
     def loss(self, rollout: TensorDictBase, live: Live | None) -> tuple[Tensor, dict[str, Tensor]]:
         """The agent's loss on a prepared rollout, weights included, and what to log of it (detached scalars).
 
@@ -92,20 +116,29 @@ def rate_uncapped(rollout: TensorDictBase, soft_cap: float | None) -> Tensor:
 
 
 class Given(Agent):
-    """Boundaries by a rule: the language model trains, the policy does not."""
+    """Boundaries by a rule: the language model trains, the policy does not, and the rate is what the rule makes it."""
+
+    def prepare(self, rollout: TensorDictBase) -> TensorDictBase:
+        """Masked; there is no rate to control."""
+        return mask_invalid(rollout)
 
     def loss(self, rollout: TensorDictBase, live: Live | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Nothing to learn: 0."""
         return rollout["logits"].new_zeros(()), {}
 
 
+Estimator = Callable[[TensorDictBase, Sequence[Step]], Tensor]  #: see ``agents.estimators``
+
+
 class Reinforce(Agent):
-    """The score-function estimator with a list of advantage steps and a rate controller (arXiv 2602.13940).
+    """An estimator of the boundary gradient with a list of advantage steps and a rate controller (arXiv 2602.13940).
 
-    loss = policy_weight * mean(g * logit) + rate_weight * rate(logits), the mean over choices.
+    loss = policy_weight * mean(g * logit) + rate_weight * rate(logits) + baseline_weight * mean((b - target)^2), means over choices.
 
-    Args: ``advantage``, steps of ``agents.advantages``; the two weights; others as :class:`Agent`'s. Raises UserError where a step
-    lacks the samples or the critic that it needs, and on more than one epoch.
+    Args: ``advantage``, steps of ``agents.advantages``; ``estimator`` of g, a function of ``agents.estimators``; ``baseline``, read by
+    the step ``subtract_baseline`` and fitted with the learning rate ``baseline_lr_scale`` times the model's; the three weights;
+    others as :class:`Agent`'s. Raises UserError where a step or the estimator lacks the samples, the baseline or the critic
+    that it needs, and on more than one epoch.
     """
 
     def __init__(
@@ -114,43 +147,132 @@ class Reinforce(Agent):
         advantage: Sequence[Step],
         rate: Free | None = None,
         *,
+        estimator: Estimator = score_function,
+        baseline: Hindsight | None = None,
         policy_weight: float = 0.01,
         rate_weight: float = 0.01,
+        baseline_weight: float = 0.01,
+        baseline_lr_scale: float = 1.0,
         **settings,
     ):
         super().__init__(policy, rate, **settings)
-        check_steps(advantage, self, critic=False)
+        check_steps(advantage, self, critic=False, baseline=baseline is not None)
+        if baseline is not None and not any(_function(step) is subtract_baseline for step in advantage):
+            raise UserError("agent.baseline is given, but no step of agent.advantage subtracts it: add subtract_baseline, or leave it out")
+        _check_estimator(estimator, self)
         if self.epochs > 1:
             raise UserError(f"REINFORCE is on-policy, agent.epochs must be 1, got {self.epochs}; a PPO agent makes several")
-        self.advantage = list(advantage)
-        self.policy_weight, self.rate_weight = float(policy_weight), float(rate_weight)
+        self.advantage, self.estimator, self.baseline = list(advantage), estimator, baseline
+        self.policy_weight, self.rate_weight = weight("policy_weight", policy_weight), weight("rate_weight", rate_weight)
+        self.baseline_weight = weight("baseline_weight", baseline_weight)
+        self.baseline_lr_scale = weight("baseline_lr_scale", baseline_lr_scale)
+
+    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """The baseline learns at a rate of its own."""
+        return split_groups(self, self.baseline, self.baseline_lr_scale)
+
+    @torch.no_grad()
+    def prepare(self, rollout: TensorDictBase) -> TensorDictBase:
+        """Masked, with ``baseline`` [B, T] as it stands before it is fitted on these rows."""
+        rollout = super().prepare(rollout)
+        if self.baseline is not None:
+            rollout["baseline"] = self.baseline(rollout).to(rollout["logits"].dtype)
+        return rollout
+
+    def direction(self, rollout: TensorDictBase) -> Tensor:
+        """The estimator's g [B, T] of a prepared rollout."""
+        return self.estimator(rollout, self.advantage)
 
     def loss(self, rollout: TensorDictBase, live: Live | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Policy and rate loss of one batch."""
+        """Losses of the policy, the rate and the baseline on one batch."""
         if live is None or live.logits is None:
             raise UserError(f"{type(self.policy).__name__} has no logits to learn: use the agent Given for it")
         choice = rollout["is_choice"]
-        g = score_function(rollout, self.advantage)
+        g = self.direction(rollout)
         learn = policy_loss(g, live.logits, choice.sum().clamp(min=1))
         hold = self.rate(live.logits, choice, self.soft_cap)
         metrics = {"rate_uncapped": rate_uncapped(rollout, self.soft_cap), "g_rms": mean_over(g.square(), choice).sqrt()}
-        return self.policy_weight * learn + self.rate_weight * hold, metrics
+        loss = self.policy_weight * learn + self.rate_weight * hold
+        if self.baseline is not None:
+            target = rollout["baseline_target"]
+            error = mean_over((self.baseline(rollout) - target).square(), choice)
+            spread = mean_over((target - mean_over(target, choice)).square(), choice)
+            metrics["baseline_explained"] = 1 - error.detach() / spread.clamp(min=1e-12)
+            loss = loss + self.baseline_weight * error
+        return loss, metrics
 
 
-def check_steps(steps: Sequence[Step], agent: Agent, critic: bool) -> None:
-    """Raises UserError unless every step can be called with values and a rollout, and finds the samples or the critic it needs."""
+def finite(value: float) -> bool:
+    """Whether it is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def weight(name: str, value: float) -> float:
+    """``value`` of the setting agent.``name``. Raises UserError unless it is a number and not negative."""
+    if not finite(value) or value < 0:
+        raise UserError(f"agent.{name} must be a number and not negative, got {value!r}")
+    return float(value)
+
+
+def split_groups(agent: Agent, part: nn.Module | None, part_scale: float) -> list[tuple[list[nn.Parameter], float]]:
+    """Parameters of ``agent`` without those of its ``part``, and those, each with their learning rate over the model's."""
+    own = list(part.parameters()) if part is not None else []
+    others = [parameter for parameter in agent.parameters() if all(parameter is not each for each in own)]
+    return [(others, agent.lr_scale), (own, part_scale)]
+
+
+def _function(step: Callable) -> Callable:
+    """What a partial function is a part of."""
+    return getattr(step, "func", step)
+
+
+def _check_call(function: Callable, what: str, needs: str) -> None:
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError) as error:
+        name = getattr(_function(function), "__name__", repr(function))
+        raise UserError(f"{what} {name} cannot be called with {needs}: {error}") from error
+
+
+def _check_estimator(estimator: Estimator, agent: Agent) -> None:
+    _check_call(estimator, "agent.estimator", "a rollout and the advantage's steps")
+    if _function(estimator) is not disarm:
+        return
+    if not agent.antithetic or agent.samples % 2:
+        got = f"got {agent.antithetic} and {agent.samples}"
+        raise UserError(f"the estimator disarm needs agent.antithetic=true and an even number of agent.samples, {got}")
+    if agent.policy.n_past or not hasattr(agent.policy, "parallel"):
+        name = type(agent.policy).__name__
+        raise UserError(f"the estimator disarm needs decisions that do not depend on earlier ones, as those of {name} may: set n_past to 0")
+
+
+def check_steps(steps: Sequence[Step], agent: Agent, critic: bool, baseline: bool = False) -> None:
+    """Raises UserError unless every step can be called with values and a rollout, and finds the samples or the module it needs."""
     paired = agent.samples > 1 and agent.samples_share > 0
+    _check_order([_function(step) for step in steps])
     for step in steps:
-        function = getattr(step, "func", step)
-        try:
-            inspect.signature(step).bind(None, None)
-        except (TypeError, ValueError) as error:
-            name = getattr(function, "__name__", repr(step))
-            raise UserError(f"the advantage step {name} cannot be called with values and a rollout: {error}") from error
+        _check_call(step, "the advantage step", "values and a rollout")
+        function = _function(step)
         if function in (leave_one_out, group_relative) and not paired:
             raise UserError(
                 f"the advantage step {function.__name__} needs agent.samples of 2 or more and agent.samples_share above 0, "
                 f"got {agent.samples} and {agent.samples_share}"
             )
+        if function in (leave_one_out, group_relative) and agent.antithetic:
+            raise UserError(f"the advantage step {function.__name__} needs independent samples, but agent.antithetic=true couples them")
         if function is gae and not critic:
             raise UserError("the advantage step gae needs a critic, and agent.critic is missing")
+        if function is subtract_baseline and not baseline:
+            raise UserError("the advantage step subtract_baseline needs a baseline, and agent.baseline is missing")
+
+
+_RETURNS = (discounted_return, hard_horizon, gae)
+
+
+def _check_order(functions: Sequence[Callable]) -> None:
+    """Raises UserError unless rewards become returns once, and early exit comes before."""
+    found = [function for function in functions if function in _RETURNS]
+    if len(found) > 1:
+        raise UserError(f"agent.advantage makes returns of returns: {' and '.join(step.__name__ for step in found)}; use one of them")
+    if found and early_exit in functions[functions.index(found[0]) :]:
+        raise UserError(f"the advantage step early_exit is about rewards: it must come before {found[0].__name__}")

@@ -1,10 +1,11 @@
 """What learned boundaries cost, as ratios of measurements that take turns within one run.
 
-Five measurements, each a list of cases:
+Six measurements, each a list of cases:
 
 - ``update``: an update with learned boundaries over one of the same byte U-Net with the same boundaries given;
 - ``agents``: an update of another agent, all of its epochs, over one of REINFORCE;
 - ``unroll``: a rollout over the forward passes that it cannot do without;
+- ``sampler``: sampling decisions that depend on past ones in passes over blocks, against a position at a time;
 - ``flops``: the arithmetic of an update per second over that of large matrix products;
 - ``memory``: how the peak memory of an update grows from one doubling of T to the next; 1 is linear.
 
@@ -28,6 +29,7 @@ from tensordict import TensorDict
 
 from agents import config
 from agents.learner import Learner
+from agents.sampling import settle, walk
 from agents.timing import Goal, Row, interleaved, stopwatch
 from agents.training import Run
 from segment_env.batch import Batch
@@ -35,6 +37,7 @@ from segment_env.errors import UserError
 from segment_env.unroll import unroll
 
 UPDATE, AGENTS, UNROLL, FLOPS, MEMORY = Goal(high=1.05), Goal(high=1.15), Goal(high=1.03), Goal(low=0.5), Goal(low=0.8, high=1.2)
+CONFIDENT, CHAINED = Goal(low=8), Goal(high=1.5)
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,32 @@ def unroll_cost(case: Case) -> Iterator[Row]:
     yield Row("unroll", "unroll / bare forward", _ratios(pairs), UNROLL, case.setting(learner), _seconds(pairs))
 
 
+@torch.no_grad()
+def sampler_cost(case: Case) -> Iterator[Row]:
+    """Sampling of confident decisions, of scores with a spread of 4 that a past one moves by 1; and of a stride of 5, one long chain."""
+    run = case.run()
+    learner = run.learner()
+    h = run.model.encode(_batch(run, learner).bytes)[:, :-1].float()
+    draw = torch.Generator().manual_seed(0)
+    spread = torch.tensor([4.0, *[1.0] * learner.agent.policy.n_past], device=h.device)
+    scores = h @ torch.randn(h.shape[-1], len(spread), generator=draw).to(h.device)
+    scores = (scores - scores.mean((0, 1))) / scores.std((0, 1)) * spread
+    threshold = torch.rand(h.shape[:2], generator=draw).to(h.device).logit() + 1.4  # a rate of about 0.2 if scores were 0
+    chain = torch.zeros_like(scores)
+    chain[..., 0], chain[..., 1:5] = 30.0, -60.0
+
+    def pairs(given: torch.Tensor, times: int) -> list[tuple[float, float]]:  # times: so that both sides are measured about as long
+        loop = stopwatch(lambda: walk(given, threshold), run.device)
+        passes = stopwatch(lambda: [settle(given, threshold) for _ in range(times)], run.device)
+        return interleaved(loop, lambda: passes() / times, case.pairs)
+
+    setting = case.setting(learner)
+    taken = pairs(scores, 8)
+    yield Row("sampler", "confident, loop / passes", _ratios(taken), CONFIDENT, setting, _seconds(taken))
+    taken = [(passes, loop) for loop, passes in pairs(chain, 1)]
+    yield Row("sampler", "stride, passes / loop", _ratios(taken), CHAINED, setting, _seconds(taken))
+
+
 def achieved_flops(case: Case) -> Iterator[Row]:
     """Operations of an update per second over those of a square matrix product of its dtype, the best of several."""
     run = case.run()
@@ -230,6 +259,7 @@ def _seconds(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 _PAIRED = ("agent=paired", "agent.samples_share=1.0")  # K = 2 everywhere
+_PAST = ("agent=default", "agent.policy.n_past=7")
 _SMALL = Case("nano", 4, 256, pairs=3)
 
 #: name -> how a case is measured, the cases of ``--quick``, all cases
@@ -255,6 +285,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[Case], Iterator[Row]], list[Case], list[
             Case("18M", 4, 1024, 20),
         ],
     ),
+    "sampler": (sampler_cost, [replace(_SMALL, agent=_PAST)], [Case("nano", 32, 4096, 40, "float32", _PAST)]),
     "flops": (achieved_flops, [_SMALL], [Case("18M", 4, 2048, 20, precision) for precision in ("float32", "bf16")]),
     "memory": (memory_growth, [replace(_SMALL, pairs=1)], [Case("18M", 2, 2048, 2, "float32")]),
 }

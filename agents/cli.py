@@ -64,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     overrides(compare)
     compare.add_argument("--cells", type=Path, default=Path("results/cells"), metavar="FOLDER", help="where finished cells lie")
 
+    variance = command("variance", _variance, "Measure the noise, the bias and the cost of gradient estimators on a frozen run.")
+    variance.add_argument("run", type=Path, metavar="RUN")
+    overrides(variance)
+    variance.add_argument("--draws", type=int, default=64, metavar="N", help="of held-out bytes, two of boundaries each (default: 64)")
+    variance.add_argument("--fit", type=int, default=200, metavar="N", help="updates that fit critics and baselines (default: 200)")
+    variance.add_argument("--out", type=Path, metavar="FOLDER", help="where table, figures and plot are written (default: RUN/variance)")
+
     bench = command("bench", _bench, "Measure what learned boundaries cost, as ratios within one run.")
     bench.add_argument("--quick", action="store_true", help="few repetitions: to see that it works, not to quote")
     bench.add_argument("--only", metavar="NAME", help="one measurement alone")
@@ -131,6 +138,12 @@ def _compare(options: argparse.Namespace) -> None:
     from agents import compare
 
     print(compare.run(options.overrides, options.cells))
+
+
+def _variance(options: argparse.Namespace) -> None:
+    from agents import variance
+
+    print(variance.run(options.run, options.overrides, options.out, options.draws, options.fit))
 
 
 def _bench(options: argparse.Namespace) -> None:

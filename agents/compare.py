@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import hydra
@@ -28,12 +28,14 @@ import segment_env
 from agents import config, training
 from agents.data import identity
 from agents.grid import GRID_KEYS, Grid, Results, read_grid
-from agents.tables import table
+from agents.tables import as_csv, table
 from segment_env.errors import UserError
 from segment_env.streams import SPLITS
 
 #: No cell depends on them.
-PROGRAMS = tuple("cli compare grid tables plots statistics segmenting generation variance report bench timing".split())
+PROGRAMS = tuple(
+    "cli compare grid tables plots statistics segmenting generation laboratory gradient_noise credit variance report bench timing".split()
+)
 
 _PACKAGES = {
     "segment_env": Path(segment_env.__file__ or "").parent,
@@ -43,6 +45,7 @@ _PACKAGES = {
 #: Of a cell's file, what tables and plots are made from.
 _FIELDS = {"data", "figures", "validation", "update", "bytes_read", "bytes_decoded", "curve", "versions", "config"}
 _FIGURES = {"bits_per_byte", "rate", "precision", "recall", "reward", "num_bytes", "boundaries", "seed"}
+_VERSIONS = {"python", "torch", "device"}
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,19 @@ class Cell:
 def run(overrides: Sequence[str], folder: Path) -> str:
     """Measure the cells of an experiment that ``folder`` does not hold yet: -> the table of all, as Markdown.
 
-    The table and its figures are written beside the cells, as ``EXPERIMENT.md`` and ``EXPERIMENT_*.png``. Progress goes to standard
-    error. Raises UserError on an experiment that is none, before anything is trained on a cell that cannot be, and on a cell file
-    that cannot be read.
+    The table, the figures of every cell and plots are written beside the cells, as ``EXPERIMENT.md``, ``.csv`` and ``_*.png``.
+    Progress goes to standard error. Raises UserError on an experiment that is none, before anything is trained on a cell that cannot
+    be, and on a cell file that cannot be read.
     """
     grid = read_grid(overrides)
     cells = list(compose(grid, overrides, folder))
     done = {cell.path: _read(cell.path) for cell in cells if cell.path.exists()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=folder):
+            pass  # a first cell takes minutes: better known before
     except OSError as error:
-        raise UserError(f"cannot make the folder of cells '{folder}': {error.strerror}") from error
+        raise UserError(f"cannot write to the folder of cells '{folder}': {error.strerror}") from error
     for number, cell in enumerate(cells, 1):
         heading = f"cell {number} of {len(cells)}: {', '.join(filter(None, (cell.column, cell.name)))}, seed {cell.seed}"
         if cell.path in done:
@@ -83,8 +88,10 @@ def run(overrides: Sequence[str], folder: Path) -> str:
         for column in grid.columns
     }
     text = table(grid, results)
-    _write(folder / f"{grid.name}.md", text + "\n")
-    print(f"written: {', '.join(map(str, [folder / f'{grid.name}.md', *_draw(grid, results, folder)]))}", file=sys.stderr)
+    written = [folder / f"{grid.name}.md", folder / f"{grid.name}.csv", *_draw(grid, results, folder)]
+    _write(written[0], text + "\n")
+    _write(written[1], as_csv(grid, results))
+    print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     return text
 
 
@@ -238,8 +245,14 @@ def _write(path: Path, content: str | bytes) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         cell = json.loads(path.read_text())
-        whole = cell.keys() >= _FIELDS and cell["figures"].keys() >= _FIGURES
-    except (OSError, ValueError, AttributeError):
+        whole = cell.keys() >= _FIELDS and cell["figures"].keys() >= _FIGURES and cell["versions"].keys() >= _VERSIONS
+        held_out = [
+            cell["figures"],
+            cell["validation"],
+            *({k.removeprefix("validation_"): v for k, v in line.items()} for line in cell["curve"]),
+        ]
+        whole = whole and all(isinstance(figures[key], float) for figures in held_out for key in ("bits_per_byte", "rate", "reward"))
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         whole = False
     if not whole:
         raise UserError(f"cell file '{path}' is damaged: remove it to run its cell anew")

@@ -19,13 +19,14 @@ class Critic(nn.Module):
     The bytes since the last start enter as a learned vector for each number of them. Its last layer is 0 at the start, so that the
     first advantages are plain returns.
 
-    Args: ``width`` D of h; ``n_past`` of the policy, length of ``recent``; ``hidden_units``. Raises UserError on numbers below 0.
+    Args: ``width`` D of h; ``n_past`` of the policy, length of ``recent``; ``hidden_units``. Raises UserError on another number of
+    those.
     """
 
     def __init__(self, width: int, n_past: int = 0, hidden_units: int = 32):
         super().__init__()
-        if hidden_units < 0 or n_past < 0:
-            raise UserError(f"a critic's hidden_units and n_past must not be negative, got {hidden_units} and {n_past}")
+        if type(hidden_units) is not int or hidden_units < 0:
+            raise UserError(f"agent.critic.hidden_units must be a whole number from 0 on, got {hidden_units!r}")
         self.n_past = n_past
         self.first = nn.Linear(width + n_past, hidden_units or 1)
         self.since = nn.Embedding(LONGEST + 1, hidden_units or 1)

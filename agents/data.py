@@ -23,6 +23,11 @@ def train_stream(source: Source) -> ByteStream:
     return source.stream("train") if isinstance(source, Corpus) else source
 
 
+def held_out_stream(source: Source, split: str) -> ByteStream:
+    """Random crops of a held-out split; of a generator, the generator: choose a seed that no run has, above MAX_SEED."""
+    return source.stream(split) if isinstance(source, Corpus) else source
+
+
 def held_out(source: Source, split: str, length: int, rows: int, max_bytes: int | None = None, seed: int = 0) -> Iterator[Batch]:
     """Batches of the validation or test split: crops of ``length`` bytes, ``rows`` to a batch, always the same.
 

@@ -58,9 +58,9 @@ def read_grid(overrides: Sequence[str]) -> Grid:
     for key in ["seeds"] if settings.get("scale") else ["reference", "seeds"]:
         if key not in settings:
             raise UserError(f"the experiment has a grid but no {key!r}: give it one with +{key}=VALUE")
-    rows = _lists(settings["grid"], "grid", "cells")
+    rows = override_lists(settings["grid"], "grid", "cells")
     across = settings.get("across")
-    columns = {"": []} if across is None else _lists(across, "across", "columns")
+    columns = {"": []} if across is None else override_lists(across, "across", "columns")
     seeds = settings["seeds"]
     if (
         not isinstance(seeds, list)
@@ -90,7 +90,7 @@ def _check_spelling(settings: dict[str, Any]) -> None:
             raise UserError(f"the experiment has a key {key!r}; did you mean {near[0]!r}?")
 
 
-def _lists(node: Any, key: str, things: str) -> dict[str, list[str]]:
+def override_lists(node: Any, key: str, things: str) -> dict[str, list[str]]:
     """Lists of overrides by name."""
     if not isinstance(node, dict) or not node:
         raise UserError(f"{key} must map names of {things} to lists of overrides, at least one, got {node!r}")

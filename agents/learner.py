@@ -56,7 +56,7 @@ class Learner:
         self.model, self.agent = model, agent.to(device)
         if isinstance(model, nn.Module):
             model.to(device)
-        self.samples = Samples(agent.sample_counts(rows), device=device)
+        self.samples = Samples(agent.sample_counts(rows), agent.antithetic, device)
         self.clip, self.early_weight, self.precision, self.device = clip, early_weight, precision, torch.device(device)
         parts = [(list(model.parameters()) if isinstance(model, nn.Module) else [], 1.0), *agent.groups()]
         groups: list[dict[str, Any]] = [{"params": parameters, "lr": lr * scale} for parameters, scale in parts if parameters]
@@ -88,6 +88,7 @@ class Learner:
         early_nll = live.early_nll.sum() / batch.valid.sum().clamp(min=1)
         rollout = agent.prepare(rollout)
         decide, metrics = agent.loss(rollout, live)
+        metrics["price"] = agent.price + agent.rate.price.detach().clone()  # it may move before it is logged
         metrics |= {"nll": nll.detach(), "early_nll": early_nll.detach(), "rate": rate(rollout["action"], rollout["is_choice"])}
         return nll + self.early_weight * early_nll + decide, metrics, rollout
 

@@ -15,9 +15,10 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
-from agents.advantages import Step, advantage, gae
-from agents.agent import Agent, check_steps, rate_uncapped
+from agents.advantages import Step, advantage
+from agents.agent import Agent, check_steps, rate_uncapped, split_groups, weight
 from agents.critics import Critic
+from agents.estimators import score_function
 from agents.rates import Free
 from segment_env.actor import Start, replayed_logits
 from segment_env.errors import UserError
@@ -52,21 +53,20 @@ class LossModuleAgent(Agent):
     ):
         super().__init__(policy, rate, **settings)
         check_steps(advantage, self, critic=critic is not None)
-        if critic is not None and not any(getattr(step, "func", step) is gae for step in advantage):
-            raise UserError("agent.critic is given, but no step of agent.advantage reads it: add gae, or leave the critic out")
+        if isinstance(policy, nn.Module) and not any(True for _ in policy.parameters()):
+            raise UserError(f"{type(policy).__name__} has no parameters to learn: use the agent Given for it")
         if self.epochs > 1 and not hasattr(policy, "parallel"):
             raise UserError(f"{type(policy).__name__} has no parallel form to replay a rollout with: agent.epochs must be 1")
         if self.epochs > 1 and policy.reads_early_log_p:
             raise UserError(f"{type(policy).__name__} reads the early head, which a rollout does not hold: agent.epochs must be 1")
         self.advantage, self.critic = list(advantage), critic
-        self.policy_weight, self.rate_weight, self.critic_lr_scale = float(policy_weight), float(rate_weight), float(critic_lr_scale)
+        self.policy_weight, self.rate_weight = weight("policy_weight", policy_weight), weight("rate_weight", rate_weight)
+        self.critic_lr_scale = weight("critic_lr_scale", critic_lr_scale)
         self.objective = _build(objective, critic is not None)
 
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
         """The critic learns at a rate of its own."""
-        critic = list(self.critic.parameters()) if self.critic is not None else []
-        others = [parameter for parameter in self.parameters() if all(parameter is not each for each in critic)]
-        return [(others, self.lr_scale), (critic, self.critic_lr_scale)]
+        return split_groups(self, self.critic, self.critic_lr_scale)
 
     @torch.no_grad()
     def prepare(self, rollout: TensorDictBase) -> TensorDictBase:
@@ -76,7 +76,13 @@ class LossModuleAgent(Agent):
             for part in (rollout, rollout["next"]):
                 part["state_value"] = self.critic(part).to(rollout["logits"].dtype)
         rollout["advantage"] = advantage(rollout, self.advantage)[..., None]
+        if self.critic is not None and "value_target" not in rollout:
+            raise UserError("agent.critic is given, but no step of agent.advantage reads it: add gae, or leave the critic out")
         return rollout
+
+    def direction(self, rollout: TensorDictBase) -> Tensor:
+        """The first epoch's, in which all ratios are 1: g [B, T] = -(a - p) A at choices, whichever the objective (entropy apart)."""
+        return score_function(rollout, self.advantage)
 
     def loss(self, rollout: TensorDictBase, live: Live | None) -> tuple[Tensor, dict[str, Tensor]]:
         """One epoch: the objective's losses over all choices, and the rate's."""
@@ -112,10 +118,13 @@ def _build(objective: Callable[..., LossModule], critic: bool) -> LossModule:
     value = TensorDictModule(nn.Identity(), ["new_value"], ["state_value"]) if critic else None
     try:
         built = objective(actor_network=actor, critic_network=value, functional=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         name = getattr(getattr(objective, "func", objective), "__name__", repr(objective))
         missing = "" if critic else "; agent.critic is missing, and the loss may need one"
         raise UserError(f"agent.objective {name} cannot be built: {error}{missing}") from error
     if not isinstance(built, LossModule):
         raise UserError(f"agent.objective must make a loss of TorchRL, got {type(built).__name__}")
+    for name, buffer in list(built.named_buffers(recurse=False)):
+        if not buffer.is_floating_point():  # of a number written without a point; what adapts is multiplied in place
+            built.register_buffer(name, buffer.float())
     return built

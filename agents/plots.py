@@ -4,6 +4,7 @@ Importing this module imports matplotlib; nothing is shown on a screen, and no s
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import count
@@ -25,7 +26,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)))  #: once the colours are used up
 GREYS: tuple[Any, ...] = ("#555555", "#888888", "#AAAAAA")
 MARKERS = "os^DvP"
-LOWEST, HIGHEST = -1.0, 2.0  #: scores beyond are not drawn: the rest would be flat
+LOWEST, HIGHEST = -1.5, 2.0  #: scores beyond are not drawn: the rest would be flat
 PANELS = 3  #: beside one another
 
 
@@ -150,7 +151,7 @@ def _draw_scale(panel: Axes, scale: tuple[str, str], rows: dict[str, _Drawn]) ->
     panel.set_ylim(min(inside) - 2 * margin, max(inside) + 2 * margin)
     below = [f"{row} {drawn.means[-1]:.1f}" for row, drawn in rows.items() if drawn.means[-1] < LOWEST]
     if below:
-        text = f"below: {', '.join(below)}" if len(below) < 3 else f"below: {below[0]} and {len(below) - 1} more"
+        text = f"below: {below[0]}" if len(below) == 1 else f"below: {len(below)} rows"
         panel.set_title(text, loc="right", fontsize=8, color=GREYS[0])
 
 
@@ -195,3 +196,29 @@ def _add_legend(figure: Figure, handles: list[Line2D], grid: Grid, seeds: str) -
         handles=handles, title=title, loc="outside right center", frameon=False, fontsize=10, title_fontsize=9, alignment="left"
     )
     legend.get_title().set_color("#555555")
+
+
+def draw_variances(rows: Sequence[dict[str, Any]], reference: str) -> Figure:
+    """Variance relative to the reference's by estimator, at equal rows and at equal time, with intervals; a panel per part."""
+    parts = list(dict.fromkeys(row["part"] for row in rows))
+    height = max(sum(row["part"] == part for row in rows) for part in parts)
+    figure = Figure(figsize=(4.2 * len(parts) + 2, 0.42 * height + 1.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for panel, part in zip(figure.subplots(1, len(parts), squeeze=False, sharey=True)[0], parts, strict=True):
+        shown = [row for row in rows if row["part"] == part]
+        for shift, key, marker, colour in ((-0.12, "rows", "o", COLOURS[0]), (0.12, "time", "s", COLOURS[1])):
+            middle, low, high = ([row[f"variance_ratio_equal_{key}{end}"] for row in shown] for end in ("", "_low", "_high"))
+            spread = [[m - a for m, a in zip(middle, low, strict=True)], [b - m for m, b in zip(middle, high, strict=True)]]
+            places = [n + shift for n in range(len(shown))]
+            panel.errorbar(middle, places, xerr=spread, fmt=marker, color=colour, markersize=5, linewidth=1.4, label=f"at equal {key}")
+        panel.axvline(1, color="black", linewidth=0.9)
+        panel.set_xscale("log")
+        panel.set_yticks(range(len(shown)), [row["estimator"] for row in shown])
+        panel.invert_yaxis()
+        panel.set_title(part, loc="left", fontsize=11)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(color="#E5E5E5", linewidth=0.6, axis="x")
+        panel.set_axisbelow(True)
+    figure.supxlabel(f"variance over that of {reference}", fontsize=11)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside upper right", frameon=False, fontsize=9, ncols=2)
+    return figure

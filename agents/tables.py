@@ -3,6 +3,8 @@
 Letters: R mean reward.
 """
 
+import csv
+import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
@@ -25,6 +27,22 @@ def table(grid: Grid, results: Results) -> str:
     return "\n".join([*lines, *grid.notes]).strip("\n")
 
 
+def as_csv(grid: Grid, results: Results) -> str:
+    """A line per cell: column, row, seed, budget and all test figures."""
+    lines = [
+        {"column": column, "row": row, "seed": seed, **{key: cell[key] for key in ("update", "bytes_read", "bytes_decoded")}}
+        | {key: value for key, value in cell["figures"].items() if key != "seed"}
+        for column, cells in results.items()
+        for row, ones in cells.items()
+        for seed, cell in zip(grid.seeds, ones, strict=True)
+    ]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()
+
+
 def _ordinary(grid: Grid, cells: Cells) -> list[str]:
     """Means, differences to the reference, and how they were come by."""
     title = f"minus {grid.reference} ({CONFIDENCE:.0%} t-interval)"
@@ -40,7 +58,7 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
     every = [one for ones in cells.values() for one in ones]
     reference = "those after whitespace" if "data_sha256" in every[0] else "the stream's own"
     return [
-        *_markdown(rows),
+        *markdown(rows),
         "",
         f"Means over {_seeds(grid)}, paired by seed: same data, same initialisation of the model.",
         f"Measured on {_distinct(every, _test_bytes)} test bytes of {_distinct(every, _data)}; boundaries "
@@ -63,11 +81,11 @@ def _scores(grid: Grid, results: Results) -> list[str]:
     scale_rows += [[column, *_basis(cells, zero, one)] for column, cells in zip(columns, results.values(), strict=True)]
     interval = f"mean ± half-width of the {CONFIDENCE:.0%} t-interval over " if len(grid.seeds) > 1 else "no interval, "
     return [
-        *_markdown(score_rows),
+        *markdown(score_rows),
         "",
-        *_markdown(rate_rows),
+        *markdown(rate_rows),
         "",
-        *_markdown(scale_rows),
+        *markdown(scale_rows),
         "",
         f"Score: (R - R of {zero}) / (R of {one} - R of {zero}), seed by seed; {interval}{_seeds(grid)}.",
         f"R: mean reward in nats per byte of the test split, the price of starts paid; boundaries {_distinct(every, _boundaries)}.",
@@ -123,7 +141,7 @@ def _number(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "-"
 
 
-def _markdown(rows: list[list[str]]) -> Iterator[str]:
+def markdown(rows: list[list[str]]) -> Iterator[str]:
     """Lines of a table: names to the left, figures to the right; the first row is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

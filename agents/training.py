@@ -11,6 +11,7 @@ import json
 import math
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -29,6 +30,7 @@ from agents.learner import Learner
 from agents.segmenting import segment, shown
 from segment_env.batch import Episodes
 from segment_env.errors import UserError
+from segment_env.scorer import Policy
 from segment_env.streams import SPLITS
 
 WANDB_MODES = (None, "offline", "online")
@@ -48,7 +50,7 @@ class Run:
         self.source: Source = config.build(settings["data"]["source"])
         torch.manual_seed(settings["seed"])
         self.model = config.build(settings["model"]).to(self.device)
-        self.agent = _agent(settings["agent"], self.model.width).to(self.device)
+        self.agent = make_agent(settings["agent"], self.model.width).to(self.device)
 
     @property
     def updates(self) -> int:
@@ -77,7 +79,7 @@ class Run:
         learner = self.learner()
         self.agent.eval()  # a controller keeps nothing of it
         before = copy.deepcopy(self.agent.state_dict())  # and a loss that adapts itself is set back
-        with _refused("the configuration cannot be trained", ValueError):  # how the library refuses a number
+        with _refused("the configuration cannot be trained", ValueError, TypeError, RuntimeError, NotImplementedError):
             learner.loss(self.episodes(learner).batch(0))
             for split in SPLITS[1:]:
                 next(held_out(self.source, split, self.length, 1))
@@ -99,17 +101,19 @@ class Run:
         return evaluate(self.model, self.agent.policy, batches, self.source, self.device, self.agent.price)
 
 
-def _agent(node: dict[str, Any], width: int) -> Agent:
-    """A policy or a critic that reads h stands in the configuration as a partial one: it is told the width."""
-    parts = {"policy": config.build(node.get("policy"))}
-    with _refused("agent.policy cannot be built", TypeError, ValueError):
-        if isinstance(parts["policy"], partial):
-            parts["policy"] = parts["policy"](width)
-    if node.get("critic") is not None:
-        parts["critic"] = config.build(node["critic"])
-        with _refused("agent.critic cannot be built", TypeError, ValueError):
-            if isinstance(parts["critic"], partial):
-                parts["critic"] = parts["critic"](width, parts["policy"].n_past)
+def make_agent(node: dict[str, Any], width: int, policy: Policy | None = None) -> Agent:
+    """The agent that ``node`` describes, for an h of ``width`` D; with a ``policy`` that is there already, in place of its own.
+
+    A policy, a critic or a baseline that reads h stands in the configuration as a partial one: it is told the width.
+    """
+    parts: dict[str, Any] = {"policy": policy or config.build(node.get("policy"))}
+    for name in ("policy", "critic", "baseline"):
+        if node.get(name) is None:
+            continue
+        part = parts["policy"] if name == "policy" else config.build(node[name])
+        told = (width, parts["policy"].n_past) if name == "critic" else (width,)
+        with _refused(f"agent.{name} cannot be built", TypeError, ValueError):
+            parts[name] = part(*told) if isinstance(part, partial) else part
     return config.build({key: value for key, value in node.items() if key not in parts}, **parts)
 
 
@@ -242,7 +246,10 @@ def _refused(what: str, *kinds: type[Exception]) -> Iterator[None]:
     except UserError:
         raise
     except kinds as error:
-        raise UserError(f"{what}: {error}") from error
+        message = next(iter(str(error).splitlines()), type(error).__name__)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, ValueError) else f" ({type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno})"
+        raise UserError(f"{what}: {message}{where}") from error
 
 
 def _check(settings: dict[str, Any]) -> None:

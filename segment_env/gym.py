@@ -25,6 +25,7 @@ is not shown: a foreign agent brings its own.
 Letters: B rows, T bytes, D width.
 """
 
+import math
 from typing import Any
 
 import gymnasium
@@ -157,8 +158,11 @@ class _Rows:
         seed: int,
         device: torch.device | str,
     ):
-        if num_rows < 1 or length < 1 or n_past < 0:
-            raise UserError(f"num_envs and length must be positive, and n_past not negative: got {num_rows}, {length} and {n_past}")
+        if any(type(value) is not int or value < least for value, least in ((num_rows, 1), (length, 1), (n_past, 0))):
+            got = f"got {num_rows!r}, {length!r} and {n_past!r}"
+            raise UserError(f"num_envs and length must be whole numbers from 1 on, and n_past one from 0 on: {got}")
+        if not (price is None or isinstance(price, int | float) and math.isfinite(price)):
+            raise UserError(f"price must be a number of nats, got {price!r}")
         stream, scorer = _problem(stream, scorer, device)
         price = getattr(scorer, "default_price", 0.0) if price is None else price
         self.core = SegmentEnv(scorer, Episodes(stream, num_rows, length, seed), n_past=n_past, price=price, device=device)
@@ -179,7 +183,12 @@ class _Rows:
         """``actions`` [B] -> observation, reward, terminated, truncated, info: the last four and each value of info are [B]."""
         if self.core.position[0] < 0:
             raise UserError("reset the environment before its first step")
-        action = torch.from_numpy(np.asarray(actions, dtype=np.int64).reshape(self.core.batch_size))
+        rows, given = self.core.batch_size.numel(), np.asarray(actions)
+        if given.size != rows or given.dtype.kind not in "iub" or not np.isin(given, (0, 1)).all():
+            raise UserError(f"actions must be {rows} whole numbers, 0 or 1, got {actions!r}")
+        if rows == 1 and not self._now["valid"].all():
+            raise UserError("the episode has ended: reset the environment before its next step")
+        action = torch.from_numpy(given.astype(np.int64).reshape(self.core.batch_size))
         step = self.core.step(TensorDict({"action": action}, self.core.batch_size, device=self.core.device))["next"]
         observation, info = self._seen(step)
         reward, nll, early_nll = (_numpy(step[key]).squeeze(1).astype(np.float64) for key in ("reward", "nll", "early_nll"))

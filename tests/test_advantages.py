@@ -8,7 +8,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from agents.advantages import advantage, batch_relative, discounted_return, early_exit, leave_one_out, normalise
+from agents.advantages import (
+    advantage,
+    batch_relative,
+    discounted_return,
+    early_exit,
+    hard_horizon,
+    leave_one_out,
+    normalise,
+    subtract_baseline,
+)
 from agents.estimators import score_function
 from segment_env.boundaries import is_choice
 from segment_env.masking import mask_invalid
@@ -79,6 +88,24 @@ def test_a_price_stays_in_without_the_early_exit() -> None:
 def test_discounted_return() -> None:
     rollout = rollout_of([[1.0, 2.0, 4.0], [8.0, 4.0, None]], [0, 1])
     check(advantage(rollout, [partial(discounted_return, gamma=0.5)]), [[3, 4, 4], [10, 4, 0]])
+
+
+def test_hard_horizon() -> None:
+    # 1 + 2, 2 + 4, 4 + 8, 8; a row that ends after two bytes
+    rollout = rollout_of([[1.0, 2.0, 4.0, 8.0], [16.0, 32.0, None, None]], [0, 1])
+    check(advantage(rollout, [partial(hard_horizon, horizon=2)]), [[3, 6, 12, 8], [48, 32, 0, 0]])
+    check(advantage(rollout, [partial(hard_horizon, horizon=1)]), [[1, 2, 4, 8], [16, 32, 0, 0]])
+
+
+def test_subtract_baseline() -> None:
+    # G = 7, 6, 4 and 24, 16; what the baseline is fitted to is what the steps before have made
+    rollout = rollout_of([[1.0, 2.0, 4.0], [8.0, 16.0, None]], [0, 1])
+    rollout["baseline"] = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 99.0]], dtype=torch.float64)
+    back = partial(discounted_return, gamma=1.0)
+    check(advantage(rollout, [back, subtract_baseline]), [[6, 4, 1], [20, 11, 0]])
+    check(rollout["baseline_target"], [[7, 6, 4], [24, 16, 0]])
+    check(advantage(rollout, [MEAN_OF_OTHERS, subtract_baseline, back]), [[-23, -15, 1], [12, 9, 0]])
+    check(rollout["baseline_target"], [[-7, -14, 4], [7, 14, 0]])
 
 
 def test_batch_relative_with_the_own_sample() -> None:

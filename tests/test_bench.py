@@ -112,9 +112,16 @@ def test_the_peak_of_a_longer_update_is_seen() -> None:
     assert peak > 4 * 1024 * 128 * 4  # one tensor of h at least
 
 
+def test_the_sampler_is_measured_both_ways() -> None:
+    confident, chained = bench.sampler_cost(replace(TINY, length=256, agent=("agent=default", "agent.policy.n_past=5")))
+    assert (confident.goal, chained.goal) == (Goal(low=8), Goal(high=1.5))
+    assert len(confident.ratios) == len(chained.ratios) == 2 and min(*confident.ratios, *chained.ratios) > 0
+    assert confident.figures["seconds"] > 0 and confident.setting["T"] == 256
+
+
 def test_every_measurement_is_paired_often_enough_to_quote() -> None:
-    assert list(MEASUREMENTS) == ["update", "agents", "unroll", "flops", "memory"]
-    for name in ("update", "agents", "unroll", "flops"):
+    assert list(MEASUREMENTS) == ["update", "agents", "unroll", "sampler", "flops", "memory"]
+    for name in ("update", "agents", "unroll", "sampler", "flops"):
         assert all(case.pairs >= 20 for case in MEASUREMENTS[name][2])
 
 
@@ -164,7 +171,7 @@ def test_only_picks_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_measurement_that_is_none_is_a_users_mistake() -> None:
-    with pytest.raises(UserError, match="no measurement 'speed'; choose from update, agents, unroll, flops, memory"):
+    with pytest.raises(UserError, match="no measurement 'speed'; choose from update, agents, unroll, sampler, flops, memory"):
         bench.run(only="speed")
 
 

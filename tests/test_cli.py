@@ -103,7 +103,7 @@ def test_segmenting_reads_standard_input():
         (["train", "+train.optimiser.momentum=0.9"], "train.optimiser does not fit"),
         (["train", "agent.soft_cap=0"], "agent.soft_cap must be positive or null"),
         (["train", "agent.policy.logit_scale=0"], "logit_scale positive"),
-        (["train", "agent.policy_weight=abc"], "could not convert string to float"),
+        (["train", "agent.policy_weight=abc"], "agent.policy_weight must be a number and not negative, got 'abc'"),
         (["train", "agent.policy=null"], "a node with a _target_ is needed"),
         (["train", "agent.rate=3"], "agent.rate must be a controller of agents.rates, got 3"),
         (["train", "agent.advantage.1.gamma=2"], "gamma must lie in [0, 1], got 2"),

@@ -111,7 +111,7 @@ def test_a_killed_grid_goes_on_where_it_was(
         "cell 3 of 4: default, seed 5",
         "cell 4 of 4: uniform, seed 5",
     ]
-    written = [tmp_path / f"default_vs_uniform{end}" for end in (".md", "_curves.png", "_rates.png")]
+    written = [tmp_path / f"default_vs_uniform{end}" for end in (".md", ".csv", "_curves.png", "_rates.png")]
     assert err.splitlines()[-1] == f"written: {', '.join(map(str, written))}"
     assert written[0].read_text() == out and sorted(tmp_path.iterdir()) == sorted([*tmp_path.glob("*.json"), *written])
 
@@ -218,7 +218,11 @@ def test_rows_across_columns_survive_a_kill_and_train_only_what_learns(
     assert trained == [(0, 4), (0, 8), (1, 4), (1, 4), (1, 8)]
     out, err = capsys.readouterr()
     assert err.splitlines()[7].startswith("cell 8 of 12: four, often, seed 1: done, skipped (")
-    assert err.splitlines()[-1] == f"written: {tmp_path / 'circles.md'}, {tmp_path / 'circles_curves.png'}"
+    assert err.splitlines()[-1] == f"written: {', '.join(str(tmp_path / f'circles{end}') for end in ('.md', '.csv', '_curves.png'))}"
+    head, *lines = (tmp_path / "circles.csv").read_text().splitlines()
+    assert (
+        head.startswith("column,row,seed,update,bytes_read,bytes_decoded,bits_per_byte,rate,") and ",reward," in head and len(lines) == 12
+    )
     heads = [[text.strip() for text in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith(("| score", "| often"))]
     assert heads == [["score", "four", "eight"], ["often", "1", "1"], ["often", "1.000", "1.000"]]  # scores, then rates
     assert out.endswith(", cpu.\n\nCounting, whose cycles are the words.\n")
@@ -238,7 +242,11 @@ def test_a_table_per_column_without_a_scale(in_circles: None, tmp_path: Path) ->
     assert empty == "" and [text.splitlines()[0] for text in tables] == ["four", "eight"]
     for text in tables:
         assert [line.split()[1] for line in text.splitlines() if line.startswith("|")] == ["cell", "-" * 6, "random", "often"]
-    assert sorted(path.name for path in tmp_path.glob("circles*")) == ["circles.md", "circles_rates.png"]  # nothing has a curve
+    assert sorted(path.name for path in tmp_path.glob("circles*")) == [
+        "circles.csv",
+        "circles.md",
+        "circles_rates.png",
+    ]  # nothing has a curve
 
 
 def test_a_column_without_overrides_names_the_cells_as_no_column_does(overrides: list[str]) -> None:
@@ -390,7 +398,16 @@ def test_a_file_that_is_no_whole_cell_is_damaged(text: str, tmp_path: Path) -> N
         compare._read(tmp_path / "cell.json")
 
 
+@pytest.mark.parametrize("part, key", [("figures", "reward"), ("versions", "torch"), ("validation", "rate")])
+def test_a_cell_that_lacks_a_number_is_damaged(part: str, key: str, whole: tuple[str, Path], tmp_path: Path) -> None:
+    cell = json.loads(next(whole[1].glob("*.json")).read_text())
+    del cell[part][key]
+    (tmp_path / "cell.json").write_text(json.dumps(cell))
+    with pytest.raises(UserError, match="cell.json' is damaged"):
+        compare._read(tmp_path / "cell.json")
+
+
 def test_a_folder_of_cells_that_cannot_be_is_refused(overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert cli.main(["compare", *overrides, "--cells", str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err.startswith(f"segment-env: cannot make the folder of cells '{tmp_path / 'file'}': ")
+    assert capsys.readouterr().err.startswith(f"segment-env: cannot write to the folder of cells '{tmp_path / 'file'}': ")

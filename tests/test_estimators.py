@@ -1,7 +1,6 @@
 """Estimator truth: expectations are exact sums over all segmentations of short strings, in float64, against autograd.
 
-A string of T bytes has 2^(T-1) segmentations. All of them are scored by ``unroll``; the rollouts of several rows are assembled
-from these, and every one of them goes through the estimator that trains, weighted by its probability. Nothing is sampled.
+How: see ``enumeration.py``.
 
 Letters: N segmentations of a string, J joint segmentations of all rows, K boundary samples of a string, B rows, T bytes.
 """
@@ -12,10 +11,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from enumeration import DOCUMENTS, EXACT, PRICE, Strings, all_of, cut, estimates, expectation, random_policy, segmentations
 from tensordict import TensorDict
 from torch import Tensor
 
-from agents.advantages import batch_relative, discounted_return, early_exit, leave_one_out, normalise
+from agents.advantages import batch_relative, discounted_return, early_exit, leave_one_out, normalise, subtract_baseline
 from agents.agent import Reinforce
 from agents.estimators import policy_loss, score_function
 from agents.policies import WindowPolicy
@@ -26,87 +26,10 @@ from segment_env.errors import UserError
 from segment_env.scorer import capped
 from segment_env.unroll import unroll
 
-DOCUMENTS = [b"Call me ", b"ab;\xff\x00 cd", b"aaaaaaaa", b"0.1, 2.3"]
-PRICE = 1 / 16
-EXACT = dict(rtol=0, atol=1e-10)
-
-
-def random_policy(n_past: int = 0) -> WindowPolicy:
-    policy = WindowPolicy(8, 0.35, n_past).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        policy.weight.copy_(10 * torch.randn(policy.weight.shape, generator=generator, dtype=torch.float64))
-    return policy
-
-
-def segmentations(length: int) -> Tensor:
-    """All starts of ``length`` bytes: [2^(length-1), length] bool, True at t = 0."""
-    return torch.tensor([(True, *rest) for rest in product([False, True], repeat=length - 1)])
-
-
-class Strings:
-    """All segmentations of each of some strings, scored: what the rows of a batch are taken from."""
-
-    def __init__(self, documents: list[bytes], byte_noise: float = 1.0, soft_cap: float | None = None):
-        batch = pack(documents)
-        counts = [2 ** (len(document) - 1) for document in documents]
-        actions = torch.zeros(sum(counts), batch.bytes.shape[1], dtype=torch.bool)
-        for document, rows in zip(documents, actions.split(counts), strict=True):
-            rows[:, : len(document)] = segmentations(len(document))
-        scorer = TableScorer(byte_noise=byte_noise, dtype=torch.float64)
-        rollout, _ = unroll(scorer, random_policy(), batch, Samples(counts), actions=actions, soft_cap=soft_cap, price=PRICE)
-        #: of each string, its N rollouts [N, T]
-        self.rollouts = rollout.split(counts)
-        #: [N] probability of each segmentation
-        self.probability = [each["action_log_prob"].sum(-1).exp() for each in self.rollouts]
-
-    def joint(self, rows: list[int]) -> tuple[TensorDict, Tensor]:
-        """All that can happen to a batch whose row b is string rows[b]: rollouts [J, B, T] and their probabilities [J]."""
-        which = torch.tensor(list(product(*(range(len(self.rollouts[s])) for s in rows))))
-        rollouts = torch.stack([self.rollouts[s][which[:, b]] for b, s in enumerate(rows)], 1)
-        return rollouts, torch.stack([self.probability[s][which[:, b]] for b, s in enumerate(rows)]).prod(0)
-
-    def gradient(self, string: int) -> Tensor:
-        """[T] gradient of -E[sum_t r_t] in the logits of a string, by autograd of the enumerated expectation."""
-        rollout = self.rollouts[string]
-        logits = rollout["logits"][0].clone().requires_grad_()
-        p = torch.where(rollout["action"].bool(), logits.sigmoid(), 1 - logits.sigmoid())
-        p = torch.where(rollout["is_choice"], p, 1.0).prod(-1)
-        (-(p * rollout["next", "reward"].sum((1, 2))).sum()).backward()
-        return logits.grad
-
-    def surrogate(self, string: int, gamma: float, weight: Tensor | None = None) -> Tensor:
-        """[T] E[-(a_t - p_t) sum_k gamma^k weight_{t+k} r_{t+k}] by plain loops: what discounting makes of the gradient."""
-        rollout, probability = self.rollouts[string], self.probability[string]
-        length = int(rollout["valid"][0].sum())
-        p, reward = rollout["logits"].sigmoid(), rollout["next", "reward"].squeeze(-1)
-        weight = torch.ones(length, dtype=p.dtype) if weight is None else weight
-        expected = torch.zeros_like(p[0])
-        for t in range(1, length):
-            for k in range(length - t):
-                score = rollout["action"][:, t] - p[:, t]
-                expected[t] -= (probability * score * reward[:, t + k]).sum() * gamma**k * weight[t + k]
-        return expected
-
-
-def estimates(rollouts: TensorDict, steps: list) -> Tensor:
-    """The estimator of every joint rollout: [J, B, T]. It runs as it is, J batches side by side."""
-    keys = ["action", "logits", "is_choice", "valid", "sequence", *(("next", name) for name in ("reward", "early_nll", "done"))]
-    return torch.vmap(lambda rollout: score_function(rollout, steps))({key: rollouts[key] for key in keys})
-
-
-def expectation(rollouts: TensorDict, probability: Tensor, steps: list) -> Tensor:
-    """[B, T] exact mean of the estimator."""
-    return torch.einsum("j,jbt->bt", probability, estimates(rollouts, steps))
-
 
 class Case(NamedTuple):
     documents: list[bytes]
     rows: list[int]
-
-
-def cut(*lengths: int) -> list[bytes]:
-    return [document[:length] for document, length in zip(DOCUMENTS, lengths, strict=False)]
 
 
 CASES = {
@@ -301,6 +224,29 @@ def test_the_policy_loss_has_the_gradient_of_the_expected_return(document: bytes
     expected = enumerated_gradient(policy, batch, soft_cap)
     torch.testing.assert_close(policy.weight.grad, expected, **EXACT)
     assert expected.abs().amax(1).min() > 1e-3
+
+
+@pytest.mark.parametrize("n_past", [0, 2])
+@pytest.mark.parametrize("baseline", ["batch_relative", "leave_one_out", "both", "of_all_bytes", "all"])
+def test_a_baseline_leaves_the_gradient_of_the_parameters(baseline: str, n_past: int) -> None:
+    """Two samples of one string and one of another, whose decisions may depend on the two before: W_0, W_1 and W_2."""
+    policy, documents, rows = random_policy(n_past), cut(5, 4), [0, 0, 1]
+    strings = Strings(documents, policy=policy, soft_cap=1.5)
+    rollouts, probability = strings.joint(rows)
+    rollouts["baseline"] = torch.randn(2, 5, dtype=torch.float64)[rows].expand(rollouts.shape)  # whatever the bytes are
+    logits = strings.rows(strings.logits, rows, all_of([len(strings.rollouts[s]) for s in rows]))
+    found = {
+        "batch_relative": [partial(batch_relative, own_sample=False)],
+        "leave_one_out": [leave_one_out],
+        "both": [partial(batch_relative, own_sample=False), leave_one_out],
+        "of_all_bytes": [subtract_baseline],
+        "all": [subtract_baseline, partial(batch_relative, own_sample=False), leave_one_out],
+    }
+    g = estimates(rollouts, [early_exit, partial(discounted_return, gamma=1.0), *found[baseline]])
+    policy_loss(probability[:, None, None] * g, logits, 1).backward()
+    expected = [enumerated_gradient(policy, pack([documents[s]]), 1.5) for s in rows]
+    torch.testing.assert_close(policy.weight.grad, torch.stack(expected).sum(0), **EXACT)
+    assert policy.weight.grad.abs().amax(1).min() > 1e-3
 
 
 @pytest.mark.parametrize("soft_cap", [None, 1.5])

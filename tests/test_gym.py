@@ -286,27 +286,31 @@ def test_on_a_gpu():
             assert repr(one) == repr(other)
 
 
+def begun(env):
+    env.reset(seed=0)
+    return env
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: BoundaryEnv(CountingStream()), "CountingStream does not score bytes: give scorer="),
         (lambda: BoundaryEnv(scorer=AlignedScorer()), "AlignedScorer is no stream of bytes: give stream="),
-        (lambda: BoundaryVectorEnv(0), "must be positive"),
-        (lambda: BoundaryEnv(length=0), "must be positive"),
-        (lambda: BoundaryEnv(n_past=-1), "not negative"),
+        (lambda: BoundaryVectorEnv(0), "num_envs and length must be whole numbers from 1 on"),
+        (lambda: BoundaryVectorEnv(1.5), "num_envs and length must be whole numbers from 1 on"),
+        (lambda: BoundaryEnv(length=0), "num_envs and length must be whole numbers from 1 on"),
+        (lambda: BoundaryEnv(n_past=-1), "n_past one from 0 on"),
+        (lambda: BoundaryEnv(price="x"), "price must be a number of nats, got 'x'"),
         (lambda: BoundaryVectorEnv(2).step([0, 1]), "reset the environment before"),
+        (lambda: begun(BoundaryEnv()).step(0.7), "actions must be 1 whole numbers, 0 or 1, got 0.7"),
+        (lambda: begun(BoundaryEnv()).step(2), "actions must be 1 whole numbers, 0 or 1, got 2"),
+        (lambda: begun(BoundaryVectorEnv(3)).step([0, 1]), "actions must be 3 whole numbers, 0 or 1"),
+        (lambda: [env.step(0) for env in [begun(BoundaryEnv(length=2))] for _ in range(3)], "the episode has ended: reset"),
     ],
 )
 def test_mistakes(make, message):
     with pytest.raises(UserError, match=message):
         make()
-
-
-def test_actions_of_another_size():
-    envs = BoundaryVectorEnv(2)
-    envs.reset()
-    with pytest.raises(ValueError, match="reshape"):
-        envs.step(np.ones(3, dtype=int))
 
 
 def example():

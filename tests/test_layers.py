@@ -22,7 +22,7 @@ LAYERS = [
     ["models"],
     # agents: pure functions, modules, programs
     ["agents.returns", "agents.advantages", "agents.estimators", "agents.statistics"],
-    ["agents.policies", "agents.rules", "agents.rates", "agents.critics", "agents.losses"],
+    ["agents.sampling", "agents.policies", "agents.rules", "agents.rates", "agents.critics", "agents.hindsight", "agents.losses"],
     [
         *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
         *[
@@ -33,6 +33,9 @@ LAYERS = [
             "agents.tables",
             "agents.plots",
             "agents.compare",
+            "agents.gradient_noise",
+            "agents.credit",
+            "agents.laboratory",
             "agents.variance",
             "agents.report",
             "agents.bench",

@@ -15,14 +15,16 @@ from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, Rein
 from worlds import RaggedStream, Stepped, Surprised, make_env, tiny_unet
 
 from agents import config, training
-from agents.advantages import batch_relative, discounted_return, early_exit, gae, group_relative, leave_one_out
+from agents.advantages import batch_relative, discounted_return, early_exit, gae, group_relative, leave_one_out, subtract_baseline
 from agents.agent import Reinforce
 from agents.critics import Critic
+from agents.estimators import disarm, policy_loss
+from agents.hindsight import Hindsight
 from agents.learner import Learner
 from agents.loss_module import LossModuleAgent
 from agents.policies import WindowPolicy
 from agents.rates import PI
-from segment_env.actor import Start
+from segment_env.actor import Start, replayed_logits
 from segment_env.batch import Batch, Episodes, Samples, pack
 from segment_env.closed_form import AlignedScorer, CountingStream, TableScorer
 from segment_env.errors import UserError
@@ -52,6 +54,19 @@ def critic_of(width: int, n_past: int = 0) -> Critic:
     return critic
 
 
+def hindsight_of(width: int) -> Hindsight:
+    torch.manual_seed(8)
+    baseline = Hindsight(width, 0.9, 4)
+    with torch.no_grad():
+        for layer in (baseline.of_byte, baseline.of_hidden):
+            layer.weight.normal_()
+    return baseline
+
+
+def reinforce(steps, **settings) -> Reinforce:
+    return Reinforce(policy_of(8), steps, PI(0.3), **{"samples": 2, "soft_cap": 6.0, **settings}).double()
+
+
 def make(steps=CRITIC_FREE, objective=PPO, width=8, critic=False, n_past=0, **settings) -> LossModuleAgent:
     own = critic_of(width, n_past) if critic else None
     return LossModuleAgent(policy_of(width, n_past), steps, objective, PI(0.3), own, **{"soft_cap": 6.0, "samples": 2, **settings}).double()
@@ -65,15 +80,17 @@ AGENTS = {
     "ppo_kl": lambda **s: make(WITH_CRITIC, partial(KL, dtarg=1e-4), critic=True, epochs=3, **s),
     "grpo": lambda **s: make(GROUPED, PPO, epochs=3, **s),
     "grpo_divided": lambda **s: make([*GROUPED[:2], partial(group_relative, divide=True)], PPO, epochs=3, **s),
-    "reinforce": lambda **s: Reinforce(policy_of(8), CRITIC_FREE, PI(0.3), samples=2, soft_cap=6.0, **s).double(),
-    "rloo": lambda **s: Reinforce(policy_of(8), [*CRITIC_FREE[:2], leave_one_out], PI(0.3), samples=2, soft_cap=6.0, **s).double(),
+    "reinforce": lambda **s: reinforce(CRITIC_FREE, **s),
+    "rloo": lambda **s: reinforce([*CRITIC_FREE[:2], leave_one_out], **s),
+    "antithetic": lambda **s: reinforce(CRITIC_FREE, estimator=disarm, antithetic=True, **s),
+    "hindsight": lambda **s: reinforce([*CRITIC_FREE, subtract_baseline], baseline=hindsight_of(8), **s),
 }
 
 
 def play(agent, batch: Batch | None = None, scorer=None, rows: int = 6) -> tuple[TensorDict, Live]:
     batch = pack(RAGGED) if batch is None else batch
     scorer = TableScorer(byte_noise=1.0, dtype=float64) if scorer is None else scorer
-    return unroll(scorer, agent.policy, batch, Samples(agent.sample_counts(rows)), soft_cap=agent.soft_cap)
+    return unroll(scorer, agent.policy, batch, Samples(agent.sample_counts(rows), agent.antithetic), soft_cap=agent.soft_cap)
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
@@ -114,6 +131,10 @@ def test_the_first_epoch_of_every_objective_is_the_policy_gradient(steps) -> Non
     assert expected.abs().max() > 1e-3
     for gradient in found:
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+    rollout, live = unroll_again(agents[0])
+    rollout = agents[0].prepare(rollout)
+    surrogate = policy_loss(agents[0].direction(rollout), live.logits, rollout["is_choice"].sum())
+    torch.testing.assert_close(torch.autograd.grad(surrogate, agents[0].policy.weight)[0], expected, rtol=0, atol=1e-12)
 
 
 def unroll_again(agent) -> tuple[TensorDict, Live]:
@@ -286,7 +307,7 @@ def test_padding_is_nothing(name: str) -> None:
     for each, rows in ((batch, counts), (taller, [*counts, 2])):
         torch.manual_seed(0)
         agent = AGENTS[name]()
-        rollout, live = unroll(scorer, agent.policy, each, Samples(rows), soft_cap=6.0)
+        rollout, live = unroll(scorer, agent.policy, each, Samples(rows, agent.antithetic), soft_cap=6.0)
         rollout = rollout.clone()  # the logits of the graph lie in the same memory
         outside = ~rollout["valid"]
         for key, leaf in rollout.items(True, True):
@@ -399,7 +420,8 @@ def test_a_loss_that_adapts_itself_is_part_of_the_checkpoint_and_not_moved_by_a_
     "settings, message",
     [
         ({"steps": WITH_CRITIC}, "gae needs a critic, and agent.critic is missing"),
-        ({"critic": True}, "no step of agent.advantage reads it: add gae, or leave the critic out"),
+        ({"steps": [WITH_CRITIC[1], early_exit], "critic": True}, "early_exit is about rewards: it must come before gae"),
+        ({"steps": [*CRITIC_FREE[:2], WITH_CRITIC[1]], "critic": True}, "returns of returns: discounted_return and gae; use one"),
         ({"objective": A2C}, "A2CLoss cannot be built.*agent.critic is missing"),
         ({"objective": partial(ClipPPOLoss, clip_epsilon=(0.2, -1.0))}, "ClipPPOLoss cannot be built"),
         ({"objective": lambda **_: nn.Identity()}, "must make a loss of TorchRL, got Identity"),
@@ -412,6 +434,37 @@ def test_a_loss_that_adapts_itself_is_part_of_the_checkpoint_and_not_moved_by_a_
 def test_a_mistake_is_named(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make(**settings)
+
+
+def test_a_critic_that_no_step_reads_is_named_with_the_first_batch() -> None:
+    agent = make(critic=True)
+    with pytest.raises(UserError, match="no step of agent.advantage reads it: add gae, or leave the critic out"):
+        agent.prepare(play(agent)[0])
+
+
+def test_a_weight_that_is_a_whole_number_can_adapt() -> None:
+    agent = make(WITH_CRITIC, partial(KL, beta=2, dtarg=1e-4), critic=True)
+    rollout, live = play(agent)
+    agent.loss(agent.prepare(rollout), live)
+    assert agent.objective.beta == 1.0
+
+
+def test_the_rate_is_held_as_by_the_controller_alone() -> None:
+    """Its loss is over choices, under the cap; in later epochs on the logits of that epoch."""
+    agent = make(policy_weight=0.0, rate_weight=2.0, epochs=2)
+    agent.rate.update(torch.tensor(0.9))
+    rollout, live = play(agent)
+    agent.eval()
+    prepared = agent.prepare(rollout)
+    for given in (live, None):
+        logits = live.logits if given else replayed_logits(agent.policy, prepared, 6.0)
+        expected = 2 * agent.rate(logits, rollout["is_choice"], 6.0)
+        loss, _ = agent.loss(prepared, given)
+        torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
+        got, wanted = (torch.autograd.grad(each, agent.policy.weight, retain_graph=True)[0] for each in (loss, expected))
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+        with torch.no_grad():
+            agent.policy.weight.add_(1.0)
 
 
 def test_what_cannot_be_replayed_makes_one_epoch() -> None:
@@ -431,7 +484,7 @@ def test_a_reinforce_loss_of_torchrl_takes_a_critic_too() -> None:
 
 
 def test_a_critics_numbers() -> None:
-    with pytest.raises(UserError, match="must not be negative, got -1 and 0"):
+    with pytest.raises(UserError, match="hidden_units must be a whole number from 0 on, got -1"):
         Critic(8, hidden_units=-1)
     assert Critic(8, hidden_units=0).last is None
 

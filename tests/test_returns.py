@@ -1,4 +1,4 @@
-"""Discounted returns against a plain loop, and gamma given as a horizon."""
+"""Discounted returns and those of a hard horizon against plain loops, and gamma given as a horizon."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agents.returns import discounted_return, gamma_of_horizon
+from agents.returns import discounted_return, gamma_of_horizon, hard_horizon
 
 
 def looped(reward: Tensor, done: Tensor, gamma: float) -> Tensor:
@@ -58,6 +58,44 @@ def test_a_long_sum_of_float32_keeps_its_digits() -> None:
         got = discounted_return(reward, done, gamma)
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), exact, rtol=0, atol=2e-5 * float(exact.abs().max()))
+
+
+# --- a hard horizon ---
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 3),
+    length=st.integers(1, 40),
+    horizon=st.integers(1, 50),
+    ends=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+)
+def test_a_hard_horizon_is_the_loop(seed: int, rows: int, length: int, horizon: int, ends: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    reward = torch.randint(-(2**40), 2**40, (rows, length), generator=generator).double()  # whole numbers: sums are exact
+    done = torch.rand(rows, length, generator=generator) < ends
+    expected = torch.zeros_like(reward)
+    for b, t in [(b, t) for b in range(rows) for t in range(length)]:
+        for k in range(t, min(t + horizon, length)):
+            expected[b, t] += reward[b, k]
+            if done[b, k]:
+                break
+    assert torch.equal(hard_horizon(reward, done, horizon), expected)
+    if horizon >= length:
+        assert torch.equal(expected, discounted_return(reward, done, 1.0))
+
+
+def test_a_hard_horizon_loses_no_digits_behind_a_large_reward() -> None:
+    reward = torch.full((1, 1000), 0.1)
+    reward[0, 3] = 1e8
+    got = hard_horizon(reward, torch.zeros(1, 1000, dtype=torch.bool), 10)
+    torch.testing.assert_close(got[0, 4:991], torch.ones(987), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("horizon", [0, -1, 2.5, 3.0, True])
+def test_other_hard_horizons_are_refused(horizon: float) -> None:
+    with pytest.raises(ValueError, match="a hard horizon must be a whole number of bytes, at least 1"):
+        hard_horizon(torch.zeros(1, 3), torch.zeros(1, 3, dtype=torch.bool), horizon)
 
 
 def test_rewards_are_not_written_to_and_carry_their_gradient() -> None:

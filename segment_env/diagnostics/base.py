@@ -314,5 +314,5 @@ def laid_out(lead: Tensor, total: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 def whole(name: str, value: float, low: int, high: int) -> None:
     """Raises UserError unless ``value``, called ``name``, is a whole number in low..high."""
-    if not isinstance(value, int) or not low <= value <= high:
+    if type(value) is not int or not low <= value <= high:
         raise UserError(f"{name} must be a whole number in {low}..{high}, got {value}")

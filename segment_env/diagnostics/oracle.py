@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from segment_env.errors import UserError
 from segment_env.scorer import Decision, Observation
 
 
@@ -41,9 +42,16 @@ class Oracle(nn.Module):
         return state, Decision(self._decide(observation.hidden), None)
 
     def _decide(self, h: Tensor) -> Tensor:
+        if h.shape[-1] != len(self.contexts):
+            raise ValueError(f"the oracle reads {len(self.contexts)} contexts of its own problem, but h has a width of {h.shape[-1]}")
         return h @ self.contexts.to(h.dtype) > 0.5
 
 
 def oracle(problem: HasOracle) -> Oracle:
-    """The oracle of a problem, a :class:`segment_env.scorer.Policy`: its actions are the problem's ``reference`` at t > 0."""
+    """The oracle of a problem, a :class:`segment_env.scorer.Policy`: its actions are the problem's ``reference`` at t > 0.
+
+    Raises UserError on what is no diagnostic problem.
+    """
+    if not hasattr(problem, "oracle_contexts"):
+        raise UserError(f"{type(problem).__name__} has no known best policy: the oracle is one of diagnostic=NAME")
     return Oracle(problem.oracle_contexts)

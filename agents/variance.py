@@ -1,0 +1,170 @@
+"""The variance laboratory: how noisy, how far off and how dear every estimator of the boundary gradient is, on a frozen run.
+
+The estimators are an experiment's ``grid``: names mapped to overrides that make agents. ``reference`` names the one that the others
+are compared with, the paper's; ``truth`` is the one whose expectation bias is measured against, many boundary samples of the same
+bytes with leave-one-out; ``objective`` the same without a discount, which the language-model loss itself asks for.
+
+Letters: N draws of held-out bytes, B rows.
+"""
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agents import config, training
+from agents.gradient_noise import Draws, Figures, figures, interval
+from agents.grid import override_lists
+from agents.laboratory import PARTS, Laboratory
+from agents.tables import markdown
+from segment_env.errors import UserError
+
+Interval = tuple[float, float, float]  #: a figure, and the ends of its 95% bootstrap interval
+
+
+def run(folder: Path, overrides: Sequence[str], out: Path | None = None, draws: int = 64, fit_updates: int = 200, pairs: int = 10) -> str:
+    """Measure the estimators of an experiment on the run in ``folder``: -> the table, as Markdown.
+
+    Table, figures and a plot are written to ``out``, by default ``FOLDER/variance``. Raises UserError where the run has no checkpoint,
+    the experiment no estimators, or one of them does not fit the run.
+    """
+    if draws < 2 or fit_updates < 0 or pairs < 1:
+        raise UserError(f"at least 2 draws, 0 fitting updates and 1 pair are needed, got {draws}, {fit_updates} and {pairs}")
+    overrides = [*([] if any(text.startswith("experiment=") for text in overrides) else ["experiment=estimators"]), *overrides]
+    settings = config.load(overrides)
+    rows, reference = _rows(settings)
+    lab = Laboratory(training.open_run(folder), draws, fit_updates, pairs)
+    made = {name: lab.estimator(name, [*overrides, *texts]) for name, texts in rows.items()}
+    out = out or folder / "variance"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder '{out}': {error.strerror}") from error
+    others = {}
+    for role in ("truth", "objective"):
+        print(f"drawing the {role}", file=sys.stderr)
+        others[role] = lab.gradients(lab.estimator(role, [*overrides, *settings[role]]), role)
+    results = {}
+    for name, estimator in made.items():
+        print(f"drawing {name}", file=sys.stderr)
+        lab.fit(estimator)
+        drawn = lab.gradients(estimator, "estimator")
+        results[name] = {
+            "time": lab.relative_time(estimator, made[reference]),
+            "encodings": estimator.samples.num_sequences / estimator.samples.num_rows,
+            **{part: _measured(drawn[part], {role: other[part] for role, other in others.items()}) for part in PARTS if part in drawn},
+        }
+    lines = list(_lines(results, reference))
+    text = table(lines, reference, settings["gamma"], lab)
+    _save(out, text, {"gamma": settings["gamma"], "draws": draws, "reference": reference, "torch": torch.__version__, "rows": lines})
+    return text
+
+
+def _rows(settings: dict[str, Any]) -> tuple[dict[str, list[str]], str]:
+    for key in ("grid", "reference", "truth", "objective"):
+        if key not in settings:
+            raise UserError(f"the experiment has no {key!r}, it is not one of estimators; see experiment=estimators")
+    rows, reference = override_lists(settings["grid"], "grid", "estimators"), str(settings["reference"])
+    if reference not in rows:
+        raise UserError(f"reference={reference} is no estimator of the grid; choose from {', '.join(rows)}")
+    return rows, reference
+
+
+def _measured(drawn: torch.Tensor, others: dict[str, torch.Tensor]) -> dict[str, Figures]:
+    return {role: figures(Draws.of(drawn, other)) for role, other in others.items()}
+
+
+def _lines(results: dict[str, dict[str, Any]], reference: str) -> Iterator[dict[str, Any]]:
+    """A flat record per estimator and part: figures with their intervals, ratios to the reference's."""
+    for part in PARTS:
+        for name, result in results.items():
+            if part not in result:
+                continue
+            mine, theirs = result[part]["truth"], results[reference][part]["truth"]
+            ratio = mine.variance / theirs.variance
+            shown: dict[str, Interval] = {
+                "variance": interval(mine.variance),
+                "variance_ratio_equal_rows": interval(ratio),
+                "variance_ratio_equal_time": interval(ratio * result["time"]),
+                "signal_to_noise": interval(mine.signal_to_noise),
+                "from_bytes": interval(mine.from_bytes),
+                "bias": interval(mine.bias),
+                "cosine": interval(mine.cosine),
+                "cosine_objective": interval(result[part]["objective"].cosine),
+            }
+            ends = ("", "_low", "_high")
+            flat = {key + end: value for key, triple in shown.items() for end, value in zip(ends, triple, strict=True)}
+            yield {"part": part, "estimator": name, "time_ratio": result["time"], "encodings_per_row": result["encodings"], **flat}
+
+
+#: Head of a column -> the figure that it shows.
+_COLUMNS = {
+    "variance, equal rows": "variance_ratio_equal_rows",
+    "variance, equal time": "variance_ratio_equal_time",
+    "signal to noise": "signal_to_noise",
+    "bias": "bias",
+    "cosine": "cosine",
+    "cosine, no discount": "cosine_objective",
+    "from the bytes": "from_bytes",
+}
+
+
+def table(lines: Sequence[dict[str, Any]], reference: str, gamma: float, lab: Laboratory) -> str:
+    """Markdown of the records: a table per part."""
+    text = []
+    for part in PARTS:
+        rows = [["estimator", *_COLUMNS, "time", "encodings"]]
+        for line in (line for line in lines if line["part"] == part):
+            figures = (_shown(*(line[key + end] for end in ("", "_low", "_high"))) for key in _COLUMNS.values())
+            rows.append([line["estimator"], *figures, f"{line['time_ratio']:.2f}", f"{line['encodings_per_row']:.2f}"])
+        if len(rows) > 1:
+            text += [f"Gradient of the {_NAMES[part]}, gamma {gamma:g}:", "", *markdown(rows), ""]
+    return "\n".join(
+        [
+            *text,
+            f"Variance: trace of the covariance of an update's gradient, over that of {reference}: at equal decoded rows"
+            f" ({lab.run.train['rows']} x {lab.run.length} bytes), and at equal time of a whole update ('time', {lab.pairs} pairs).",
+            "Signal to noise: |expectation|^2 / variance, of one update. Bias: |expectation - truth| / |truth|; the truth is an average of",
+            "leave-one-out over 8 boundary samples of the same bytes at the same discount, and without one in the last cosine. From the",
+            "bytes: fraction of the variance that is left when boundaries are averaged out.",
+            f"{lab.draws} draws of held-out bytes, 2 of boundaries each; in brackets 95% bootstrap intervals; - where noise hides it.",
+        ]
+    )
+
+
+_NAMES = {"head": "policy's parameters", "encoder": "encoder"}
+
+
+def _shown(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    ends = f" ({low:.3g}, {high:.3g})" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"{value:.3g}{ends}"
+
+
+def _save(out: Path, text: str, record: dict[str, Any]) -> None:
+    """The table, its figures as JSON and CSV, and a plot."""
+    from agents import plots  # brings matplotlib, which nothing else needs
+
+    rows = io.StringIO()
+    writer = csv.DictWriter(rows, list(record["rows"][0]))
+    writer.writeheader()
+    writer.writerows(record["rows"])
+    files = {
+        "variance.md": (text + "\n").encode(),
+        "variance.json": (json.dumps(record, indent=1) + "\n").encode(),
+        "variance.csv": rows.getvalue().encode(),
+        "variance.png": plots.png(plots.draw_variances(record["rows"], record["reference"])),
+    }
+    try:
+        for name, content in files.items():
+            (out / name).write_bytes(content)
+    except OSError as error:
+        raise UserError(f"cannot write to '{out}': {error.strerror}") from error
+    print(f"written: {', '.join(str(out / name) for name in files)}", file=sys.stderr)
