@@ -10,7 +10,7 @@ not depend on the row's own action a[t].
 Letters: S sequences, K boundary samples of a sequence, B rows, T bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from tensordict import TensorDictBase
@@ -19,6 +19,12 @@ from torch import Tensor
 from agents import returns
 
 Step = Callable[[Tensor, TensorDictBase], Tensor]
+Steps = Sequence[Step] | Mapping[str, Step | None]  #: in their order; names are for configurations, and None is a step left out
+
+
+def in_order(steps: Steps) -> list[Step]:
+    """The steps that are there."""
+    return [step for step in steps.values() if step is not None] if isinstance(steps, Mapping) else list(steps)
 
 
 def advantage(rollout: TensorDictBase, steps: Sequence[Step]) -> Tensor:

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from agents.advantages import (
     Step,
+    Steps,
     discounted_return,
     early_exit,
     gae,
     group_relative,
     hard_horizon,
+    in_order,
     leave_one_out,
     subtract_baseline,
 )
@@ -144,7 +146,7 @@ class Reinforce(Agent):
     def __init__(
         self,
         policy: Policy,
-        advantage: Sequence[Step],
+        advantage: Steps,
         rate: Free | None = None,
         *,
         estimator: Estimator = score_function,
@@ -156,13 +158,14 @@ class Reinforce(Agent):
         **settings,
     ):
         super().__init__(policy, rate, **settings)
+        advantage = in_order(advantage)
         check_steps(advantage, self, critic=False, baseline=baseline is not None)
         if baseline is not None and not any(_function(step) is subtract_baseline for step in advantage):
             raise UserError("agent.baseline is given, but no step of agent.advantage subtracts it: add subtract_baseline, or leave it out")
         _check_estimator(estimator, self)
         if self.epochs > 1:
             raise UserError(f"REINFORCE is on-policy, agent.epochs must be 1, got {self.epochs}; a PPO agent makes several")
-        self.advantage, self.estimator, self.baseline = list(advantage), estimator, baseline
+        self.advantage, self.estimator, self.baseline = advantage, estimator, baseline
         self.policy_weight, self.rate_weight = weight("policy_weight", policy_weight), weight("rate_weight", rate_weight)
         self.baseline_weight = weight("baseline_weight", baseline_weight)
         self.baseline_lr_scale = weight("baseline_lr_scale", baseline_lr_scale)

@@ -7,7 +7,7 @@ and a critic read the logits and values that this module has computed, in one pa
 Letters: B rows, T bytes, N choices among them, D width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -15,7 +15,8 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
-from agents.advantages import Step, advantage
+from agents.advantages import Steps, in_order
+from agents.advantages import advantage as run_steps
 from agents.agent import Agent, check_steps, rate_uncapped, split_groups, weight
 from agents.critics import Critic
 from agents.estimators import score_function
@@ -41,7 +42,7 @@ class LossModuleAgent(Agent):
     def __init__(
         self,
         policy: Policy,
-        advantage: Sequence[Step],
+        advantage: Steps,
         objective: Callable[..., LossModule],
         rate: Free | None = None,
         critic: Critic | None = None,
@@ -52,6 +53,7 @@ class LossModuleAgent(Agent):
         **settings,
     ):
         super().__init__(policy, rate, **settings)
+        advantage = in_order(advantage)
         check_steps(advantage, self, critic=critic is not None)
         if isinstance(policy, nn.Module) and not any(True for _ in policy.parameters()):
             raise UserError(f"{type(policy).__name__} has no parameters to learn: use the agent Given for it")
@@ -59,7 +61,7 @@ class LossModuleAgent(Agent):
             raise UserError(f"{type(policy).__name__} has no parallel form to replay a rollout with: agent.epochs must be 1")
         if self.epochs > 1 and policy.reads_early_log_p:
             raise UserError(f"{type(policy).__name__} reads the early head, which a rollout does not hold: agent.epochs must be 1")
-        self.advantage, self.critic = list(advantage), critic
+        self.advantage, self.critic = advantage, critic
         self.policy_weight, self.rate_weight = weight("policy_weight", policy_weight), weight("rate_weight", rate_weight)
         self.critic_lr_scale = weight("critic_lr_scale", critic_lr_scale)
         self.objective = _build(objective, critic is not None)
@@ -75,7 +77,7 @@ class LossModuleAgent(Agent):
         if self.critic is not None:
             for part in (rollout, rollout["next"]):
                 part["state_value"] = self.critic(part).to(rollout["logits"].dtype)
-        rollout["advantage"] = advantage(rollout, self.advantage)[..., None]
+        rollout["advantage"] = run_steps(rollout, self.advantage)[..., None]
         if self.critic is not None and "value_target" not in rollout:
             raise UserError("agent.critic is given, but no step of agent.advantage reads it: add gae, or leave the critic out")
         return rollout

@@ -106,9 +106,9 @@ def test_segmenting_reads_standard_input():
         (["train", "agent.policy_weight=abc"], "agent.policy_weight must be a number and not negative, got 'abc'"),
         (["train", "agent.policy=null"], "a node with a _target_ is needed"),
         (["train", "agent.rate=3"], "agent.rate must be a controller of agents.rates, got 3"),
-        (["train", "agent.advantage.1.gamma=2"], "gamma must lie in [0, 1], got 2"),
+        (["train", "agent.advantage.discounted_return.gamma=2"], "gamma must lie in [0, 1], got 2"),
         (
-            ["train", "agent.advantage=[{_target_:agents.advantages.discounted_return,_partial_:true}]"],
+            ["train", "~agent.advantage.discounted_return.gamma"],
             "missing a required argument: 'gamma'",
         ),
         (["train", "data=files", "data.source.path=short.txt", "data.length=4"], "no bytes to evaluate on"),

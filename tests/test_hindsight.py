@@ -255,7 +255,10 @@ def test_a_fitted_one_lowers_the_variance() -> None:
     "overrides, message",
     [
         (["agent.baseline=null"], "the advantage step subtract_baseline needs a baseline, and agent.baseline is missing"),
-        (["agent.advantage=[]"], "agent.baseline is given, but no step of agent.advantage subtracts it: add subtract_baseline"),
+        (
+            ["agent.advantage.subtract_baseline=null"],
+            "agent.baseline is given, but no step of agent.advantage subtracts it: add subtract_baseline",
+        ),
         (["agent.baseline.gamma=2"], "a baseline's gamma must lie in .0, 1. and its units be at least 1, got 2"),
         (["agent.baseline.gamma=x"], "agent.baseline cannot be built"),
     ],

@@ -112,7 +112,7 @@ def test_experiments(name: str, tmp_path: Path) -> None:
         ),
         ("agent=ppo agent.objective._target_=math.pi", "_target_=math.pi is of type float: it should be a class or a function"),
         ("agent=ppo agent.critic=null", "the advantage step gae needs a critic, and agent.critic is missing"),
-        ("agent=a2c agent.critic=null agent.advantage=[]", "A2CLoss cannot be built"),
+        ("agent=a2c agent.critic=null agent.advantage.gae=null", "A2CLoss cannot be built"),
         (
             "agent=grpo agent.samples=3",
             "agent.samples=3 boundary samples per sequence do not fill a share agent.samples_share=1.0 of 4 rows",
