@@ -55,6 +55,8 @@ class Laboratory:
             samples = Samples(agent.sample_counts(self.run.train["rows"]), agent.antithetic, self.run.device)
         except UserError as error:
             raise UserError(f"estimator {name!r}: {error}") from error
+        if type(agent).direction is Agent.direction:
+            raise UserError(f"estimator {name!r}: {type(agent).__name__} learns nothing: there is no gradient to measure")
         agent.eval()
         return Estimator(name, agent, samples)
 
