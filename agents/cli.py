@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--split", choices=("validation", "test"), default="test")
     evaluate.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
 
+    evaluate.add_argument("--rate", type=float, help="add one offset to all logits, calibrated on validation bytes to this rate")
+
     segment = command("segment", _segment, "Cut a text where a run's agent would.")
     segment.add_argument("run", type=Path, metavar="RUN")
     segment.add_argument("text", metavar="TEXT", help="the text, or - for standard input")
@@ -122,7 +124,7 @@ def _eval(options: argparse.Namespace) -> None:
     from agents import training
 
     run = training.open_run(options.run)
-    print(json.dumps({"split": options.split, **run.evaluate(options.split, seed=options.seed)}, indent=2))
+    print(json.dumps({"split": options.split, **run.evaluate(options.split, seed=options.seed, rate=options.rate)}, indent=2))
 
 
 def _segment(options: argparse.Namespace) -> None:

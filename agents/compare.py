@@ -43,7 +43,7 @@ _PACKAGES = {
     "agents": Path(__file__).parent,
 }
 #: Of a cell's file, what tables and plots are made from.
-_FIELDS = {"data", "figures", "validation", "update", "bytes_read", "bytes_decoded", "curve", "versions", "config"}
+_FIELDS = {"data", "figures", "calibrated", "validation", "update", "bytes_read", "bytes_decoded", "curve", "versions", "config"}
 _FIGURES = {"bits_per_byte", "rate", "precision", "recall", "reward", "num_bytes", "boundaries", "seed"}
 _VERSIONS = {"python", "torch", "device"}
 
@@ -187,12 +187,21 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         **identity(run.source),
         "figures": run.evaluate("test"),
+        "calibrated": _calibrated(run),
         "validation": run.evaluate("validation", run.train["validation_bytes"]),
         **{key: lines[-1][key] for key in ("update", "bytes_read", "bytes_decoded")},
         "curve": [line for line in lines if "validation_bits_per_byte" in line],
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "device": run.device.type},
         "config": settings,
     }
+
+
+def _calibrated(run: training.Run) -> dict[str, Any] | None:
+    """Test figures at one offset of the logits that brings validation bytes to the target rate; None where there is no such offset."""
+    try:
+        return run.evaluate("test", rate=run.settings.get("target")) if run.learns else None
+    except UserError:
+        return None
 
 
 def _train(run: training.Run) -> list[dict[str, Any]]:

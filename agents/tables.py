@@ -32,6 +32,7 @@ def as_csv(grid: Grid, results: Results) -> str:
     lines = [
         {"column": column, "row": row, "seed": seed, **{key: cell[key] for key in ("update", "bytes_read", "bytes_decoded")}}
         | {key: value for key, value in cell["figures"].items() if key != "seed"}
+        | {f"calibrated_{key}": (cell["calibrated"] or {}).get(key) for key in ("bits_per_byte", "rate", "offset")}
         for column, cells in results.items()
         for row, ones in cells.items()
         for seed, cell in zip(grid.seeds, ones, strict=True)
@@ -46,7 +47,8 @@ def as_csv(grid: Grid, results: Results) -> str:
 def _ordinary(grid: Grid, cells: Cells) -> list[str]:
     """Means, differences to the reference, and how they were come by."""
     title = f"minus {grid.reference} ({CONFIDENCE:.0%} t-interval)"
-    rows = [["cell", "bits per byte", "rate", "precision", "recall", title, "bytes decoded", "bytes read"]]
+    calibrated = any(one["calibrated"] for ones in cells.values() for one in ones)
+    rows = [["cell", "bits per byte", "rate", "precision", "recall", title, *["calibrated bits", "rate"] * calibrated, *_BUDGET]]
     paired = [one["figures"]["bits_per_byte"] for one in cells[grid.basis]]
     for name, ones in cells.items():
         bits, *others = ([one["figures"][key] for one in ones] for key in ("bits_per_byte", "rate", "precision", "recall"))
@@ -54,7 +56,8 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
         interval = f"{difference.mean:+.3f} ± {difference.half_width:.3f}" if len(bits) > 1 else f"{difference.mean:+.3f}, no interval"
         budget = (_joined(f"{one[key]:,}" for one in ones) for key in ("bytes_decoded", "bytes_read"))
         means = (_number(fmean(values)) for values in (bits, *others))
-        rows.append([name, *means, "reference" if name == grid.reference else interval, *budget])
+        same_rate = _calibrated(ones) if calibrated else ()
+        rows.append([name, *means, "reference" if name == grid.reference else interval, *same_rate, *budget])
     every = [one for ones in cells.values() for one in ones]
     reference = "those after whitespace" if "data_sha256" in every[0] else "the stream's own"
     return [
@@ -64,8 +67,18 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
         f"Measured on {_distinct(every, _test_bytes)} test bytes of {_distinct(every, _data)}; boundaries "
         f"{_distinct(every, _boundaries)}. Rate: starts per byte.",
         f"Precision and recall: of starts, against {reference}. {_distinct(every, _versions)}.",
+        *["Calibrated: with one offset of all logits that brings validation bytes to the target rate."] * calibrated,
         "",
     ]
+
+
+_BUDGET = ("bytes decoded", "bytes read")
+
+
+def _calibrated(ones: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Mean bits per byte and rate at the offset that was calibrated on validation bytes; a dash where a seed has none."""
+    for key in ("bits_per_byte", "rate"):
+        yield _number(fmean(one["calibrated"][key] if one["calibrated"] else math.nan for one in ones))
 
 
 def _scores(grid: Grid, results: Results) -> list[str]:

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from agents import checkpoint, config
 from agents.agent import Agent
+from agents.calibration import offset_for, shifted_logits
 from agents.data import MAX_SEED, Source, held_out, train_stream
 from agents.evaluation import evaluate
 from agents.learner import Learner
@@ -94,11 +95,20 @@ class Run:
         begin = next(marks, 0)  # after the first sentence, else the first word, that a crop may have begun inside
         return shown(segment(self.model, self.agent.policy, text[begin : begin + 120], device=self.device))
 
-    def evaluate(self, split: str, max_bytes: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """Figures of a held-out split: see :func:`agents.evaluation.evaluate`."""
+    def evaluate(self, split: str, max_bytes: int | None = None, seed: int = 0, rate: float | None = None) -> dict[str, Any]:
+        """Figures of a held-out split: see :func:`agents.evaluation.evaluate`.
+
+        With a ``rate`` one offset is added to all logits, calibrated on validation bytes to that rate; it is among the figures.
+        """
         self.agent.eval()
         batches = held_out(self.source, split, self.length, self.train["rows"], max_bytes, seed)
-        return evaluate(self.model, self.agent.policy, batches, self.source, self.device, self.agent.price)
+        if rate is None:
+            return evaluate(self.model, self.agent.policy, batches, self.source, self.device, self.agent.price)
+        known = held_out(self.source, "validation", self.length, self.train["rows"], self.train["validation_bytes"], seed)
+        offset = offset_for(self.model, self.agent.policy, known, rate, self.device)
+        with shifted_logits(self.agent.policy, offset):
+            figures = evaluate(self.model, self.agent.policy, batches, self.source, self.device, self.agent.price)
+        return {**figures, "boundaries": f"sampled, uncapped, calibrated to {rate:g} on validation bytes", "offset": offset}
 
 
 def make_agent(node: dict[str, Any], width: int, policy: Policy | None = None) -> Agent:

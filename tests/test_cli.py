@@ -59,6 +59,13 @@ def test_evaluation_names_how_boundaries_were_drawn(finished, capsys):
     assert 0.1 < figures["rate"] < 0.3
 
 
+def test_evaluation_at_a_rate(finished, capsys):
+    assert cli.main(["eval", str(finished), "--split", "validation", "--rate", "0.1"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["rate"] == pytest.approx(0.1, abs=0.02) and figures["offset"] < 0
+    assert figures["boundaries"] == "sampled, uncapped, calibrated to 0.1 on validation bytes"
+
+
 def test_segmenting_keeps_the_text(finished, capsysbinary):
     assert cli.main(["segment", str(finished), "Call me Ishmael."]) == 0
     assert capsysbinary.readouterr().out.replace(b"|", b"") == b"Call me Ishmael.\n"

@@ -69,7 +69,10 @@ def test_a_grid_gives_a_table_of_its_cells(whole: tuple[str, Path]) -> None:
     assert mean == pytest.approx((first + second) / 2, abs=5.1e-4)
     assert half_width == pytest.approx(12.7062 * abs(first - second) / 2, abs=6e-4)  # standard error of two values: half their distance
     assert rows[1][5] == "reference"
-    assert [row[6:] for row in rows] == [["2,048", "2,048"]] * 2  # decoded and read: one row a sequence in both
+    assert [row[8:] for row in rows] == [["2,048", "2,048"]] * 2  # decoded and read: one row a sequence in both
+    learnt = [cell["calibrated"] for cell in cells if cell["calibrated"]]
+    assert len(learnt) == 2 and float(rows[0][6]) == pytest.approx(sum(each["bits_per_byte"] for each in learnt) / 2, abs=5.1e-4)
+    assert rows[1][6:8] == ["-", "-"]  # a rule has no logits to calibrate
     assert "sampled, uncapped, noise seed 0" in table and "text.txt (SHA-256 " in table and "seeds 3, 5" in table
 
 

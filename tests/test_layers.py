@@ -26,6 +26,7 @@ LAYERS = [
     [
         *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
         *[
+            "agents.calibration",
             "agents.evaluation",
             "agents.segmenting",
             "agents.generation",

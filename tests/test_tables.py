@@ -16,6 +16,7 @@ def cell(reward: float, rate: float, budget: tuple[int, int, int] = TRAINED, **o
         "data": "CountingStream",
         "figures": figures,
         "validation": figures,
+        "calibrated": None,
         **{"update": update, "bytes_decoded": decoded, "bytes_read": read, "curve": []},
         "versions": {"python": "3.11", "torch": "2.13", "device": "cpu"},
         "config": {"agent": {"price": 0.1}},
