@@ -358,7 +358,7 @@ def test_one_seed_gives_a_table_without_an_interval(whole: tuple[str, Path], ove
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ([], "compare needs an experiment, as in experiment=NAME; choose from agents, default_vs_uniform, "),
+        ([], "compare needs an experiment, as in experiment=NAME; choose from ablations, agents, default_vs_uniform, "),
         ([EXPERIMENT, "~grid"], "experiment=default_vs_uniform has no grid to compare"),
         ([EXPERIMENT, "~reference"], "no 'reference': give it one with +reference=VALUE"),
         ([EXPERIMENT, "grid=null"], "grid must map names of cells to lists"),

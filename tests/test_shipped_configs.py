@@ -92,7 +92,7 @@ def test_models(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in options("experiment") if name != "estimators"])  # which tests/test_variance.py runs
 def test_experiments(name: str, tmp_path: Path) -> None:
     """All rows of the first column can be built, and their first batch played."""
-    overrides = [f"experiment={name}", "seeds=[0]", "train.validation_bytes=512"]
+    overrides = [f"experiment={name}", "seeds=[0]", *SMALL]
     for column in list(compare.read_grid(overrides).columns)[1:]:
         overrides.append(f"~across.{column}")
     grid = compare.read_grid(overrides)
