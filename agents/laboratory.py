@@ -111,6 +111,8 @@ class Laboratory:
 
     def relative_time(self, estimator: Estimator, reference: Estimator) -> float:
         """Median ratio of a whole joint update to the reference's, measured in turns; nothing moves, the learning rate is 0."""
+        if estimator is reference:
+            return 1.0
         settings = {**self.run.train["optimiser"], "lr": 0.0}
         learners = [Learner(self.run.model, each.agent, self.run.train["rows"], 1, **settings) for each in (estimator, reference)]
         batches = [self.batch(learner.samples, 0, "fit", 0) for learner in learners]

@@ -214,7 +214,7 @@ def draw_variances(rows: Sequence[dict[str, Any]], reference: str) -> Figure:
         panel.axvline(1, color="black", linewidth=0.9)
         panel.set_xscale("log")
         panel.set_yticks(range(len(shown)), [row["estimator"] for row in shown])
-        panel.invert_yaxis()
+        panel.set_ylim(len(shown) - 0.5, -0.5)  # the first on top
         panel.set_title(part, loc="left", fontsize=11)
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(color="#E5E5E5", linewidth=0.6, axis="x")
