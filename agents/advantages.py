@@ -33,7 +33,13 @@ def advantage(rollout: TensorDictBase, steps: Sequence[Step]) -> Tensor:
     values = (rollout["next", "reward"] - rollout["next", "early_nll"]).squeeze(-1)
     values = torch.where(valid, values, 0.0)
     for step in steps:
-        values = torch.where(valid, step(values, rollout), 0.0)
+        result = step(values, rollout)
+        if result.shape != valid.shape:
+            name = getattr(getattr(step, "func", step), "__name__", repr(step))
+            raise ValueError(
+                f"the advantage step {name} must return values of shape [B, T] = {list(valid.shape)}, not {list(result.shape)}"
+            )
+        values = torch.where(valid, result, 0.0)
     return values
 
 

@@ -113,11 +113,16 @@ def _ending(run: Any) -> str:
 
     figures = run.evaluate("test")
     reference = "starts after whitespace" if isinstance(run.source, Corpus) else "true starts"
-    return (
+    text = (
         f"held-out bits per byte {figures['bits_per_byte']:.3f} at rate {figures['rate']:.3f} "
         f"({figures['boundaries']}, seed {figures['seed']}, {figures['num_bytes']:,} test bytes)\n"
         f"{reference}: recall {figures['recall']:.3f}, precision {figures['precision']:.3f}"
     )
+    if not hasattr(run.source, "scores"):
+        return text
+    expected = run.source.scores(run.source.rate, run.agent.price)  # of a problem with a known answer
+    score = (figures["reward"] - expected["random"]) / (expected["oracle"] - expected["random"])
+    return f"{text}\nscore {score:.3f}, where random cuts expect 0 and the best policy expects 1"
 
 
 def _eval(options: argparse.Namespace) -> None:

@@ -103,20 +103,30 @@ class RatioLoss(_Controller):
 
 
 class Lagrangian(_Controller):
-    """A price per boundary that follows the constraint by dual ascent: price += step * (rate - target), kept within [0, limit].
+    """A price per boundary by dual ascent, damped: dual += step * e; price = dual + damping * e, e = rate - target.
 
     The price is part of the reward, so that an agent which knows nothing of rates sees a complete problem: minimise the loss at a
-    mean rate of at most the target. It is one tensor, changed in place: an environment that was given it as its ``price`` follows.
+    mean rate of the target. Where boundaries are too few it becomes a bonus. Dual ascent alone (``damping`` 0) swings, as it only
+    answers to what has added up; the proportional term is that of PID Lagrangian methods (Stooke et al. 2020). The price is one
+    tensor, changed in place: an environment that was given it as its ``price`` follows.
+
+    Args: ``step`` in nats per unit of rate, an update; ``damping`` in nats per unit of rate; ``limit`` of dual and price to either side;
+    ``price``, the first one. Raises UserError on numbers that make none.
     """
 
-    def __init__(self, target: float, step: float = 0.01, limit: float = 10.0, price: float = 0.0):
+    dual: Tensor
+
+    def __init__(self, target: float, step: float = 0.01, damping: float = 1.0, limit: float = 10.0, price: float = 0.0):
         super().__init__(target)
-        if not (step > 0 and 0 <= price <= limit):
-            got = f"got step={step}, price={price}, limit={limit}"
-            raise UserError(f"a Lagrangian price needs a positive step and a first price between 0 and its limit, {got}")
-        self.step, self.limit = float(step), float(limit)
+        if not (step > 0 and damping >= 0 and abs(price) <= limit):
+            got = f"got step={step}, damping={damping}, price={price}, limit={limit}"
+            raise UserError(f"a Lagrangian price needs a positive step, a damping from 0 on and a first price within its limit, {got}")
+        self.step, self.damping, self.limit = float(step), float(damping), float(limit)
         self.register_buffer("price", torch.tensor(float(price)))
+        self.register_buffer("dual", torch.tensor(float(price)))
 
     def update(self, rate: Tensor) -> None:
         """Raise the price where boundaries are too many, lower it where they are too few."""
-        self.price.add_(self.step * (rate - self.target)).clamp_(0, self.limit)
+        error = rate - self.target
+        self.dual.add_(self.step * error).clamp_(-self.limit, self.limit)
+        self.price.copy_(self.dual + self.damping * error).clamp_(-self.limit, self.limit)

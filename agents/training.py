@@ -80,7 +80,7 @@ class Run:
         learner = self.learner()
         self.agent.eval()  # a controller keeps nothing of it
         before = copy.deepcopy(self.agent.state_dict())  # and a loss that adapts itself is set back
-        with _refused("the configuration cannot be trained", ValueError, TypeError, RuntimeError, NotImplementedError):
+        with _refused("the configuration cannot be trained", ValueError, TypeError, KeyError, RuntimeError, NotImplementedError):
             learner.loss(self.episodes(learner).batch(0))
             for split in SPLITS[1:]:
                 next(held_out(self.source, split, self.length, 1))

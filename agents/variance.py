@@ -132,7 +132,8 @@ def table(lines: Sequence[dict[str, Any]], reference: str, gamma: float, lab: La
             f" ({lab.run.train['rows']} x {lab.run.length} bytes), and at equal time of a whole update ('time', {lab.pairs} pairs).",
             "Signal to noise: |expectation|^2 / variance, of one update. Bias: |expectation - truth| / |truth|; the truth is an average of",
             "leave-one-out over 8 boundary samples of the same bytes at the same discount, and without one in the last cosine. From the",
-            "bytes: fraction of the variance that is left when boundaries are averaged out.",
+            "bytes: fraction of the variance that is left when boundaries are averaged out. All estimates are free of the bias of noise:",
+            "where noise rules a signal may come out negative, a cosine outside [-1, 1].",
             f"{lab.draws} draws of held-out bytes, 2 of boundaries each; in brackets 95% bootstrap intervals; - where noise hides it.",
         ]
     )

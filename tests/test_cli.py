@@ -51,6 +51,13 @@ def test_training_says_what_came_of_it(tmp_path, capsys):
     assert logged[-1]["bytes_read"] == 6 * 64 * 4
 
 
+def test_training_on_a_problem_with_a_known_answer_says_how_far_it_came(tmp_path, capsys):
+    small = ["diagnostic=period", "rate=none", "train.bytes=409600", "train.validations=0", "train.device=cpu"]
+    assert cli.main(["train", *small, "--run", str(tmp_path / "run")]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("score "))
+    assert 0.6 < float(line.split()[1].rstrip(",")) < 1.1
+
+
 def test_evaluation_names_how_boundaries_were_drawn(finished, capsys):
     assert cli.main(["eval", str(finished), "--split", "validation", "--seed", "3"]) == 0
     figures = json.loads(capsys.readouterr().out)

@@ -154,18 +154,24 @@ def test_ratio_loss_moves_what_lies_below_the_cap() -> None:
 
 
 def test_lagrangian_price_follows_the_constraint() -> None:
-    controller = Lagrangian(0.2, step=0.5, limit=0.3)
+    controller = Lagrangian(0.2, step=0.5, damping=0.0, limit=0.3)
     prices = []
     for rate in (0.5, 0.4, 0.9, 0.1, 0.0, 0.0, 0.0, 0.0):
         controller.update(torch.tensor(rate))
         prices.append(round(float(controller.price), 6))
-    assert prices == [0.15, 0.25, 0.3, 0.25, 0.15, 0.05, 0.0, 0.0]  # .3 is the limit, and no price is negative
+    assert prices == [0.15, 0.25, 0.3, 0.25, 0.15, 0.05, -0.05, -0.15]  # .3 is the limit, to either side
     assert controller(logits_of(THIRD, 0.0), ALL, None) == 0
-    assert list(controller.state_dict()) == ["price"]
+    assert list(controller.state_dict()) == ["price", "dual"]
+    damped = Lagrangian(0.2, step=0.5, damping=2.0, limit=5.0)
+    prices = []
+    for rate in (0.5, 0.4, 0.1):  # dual .15, .25, .2; error .3, .2, -.1
+        damped.update(torch.tensor(rate))
+        prices.append(round(float(damped.price), 6))
+    assert prices == [0.75, 0.65, 0.0]
 
 
 def test_an_environment_follows_the_price_it_was_given() -> None:
-    controller = Lagrangian(0.2, step=1.0)
+    controller = Lagrangian(0.2, step=1.0, damping=0.0)
     scorer = AlignedScorer(5, 0.1)
     env = make_env(scorer, price=controller.price)
 
@@ -180,9 +186,9 @@ def test_an_environment_follows_the_price_it_was_given() -> None:
     torch.testing.assert_close(after[:, 1:], before[:, 1:] - 0.7)
 
 
-@pytest.mark.parametrize("bad", [{"step": 0.0}, {"price": -0.1}, {"price": 2.0, "limit": 1.0}])
+@pytest.mark.parametrize("bad", [{"step": 0.0}, {"price": -2.0, "limit": 1.0}, {"price": 2.0, "limit": 1.0}])
 def test_no_such_price(bad: dict) -> None:
-    with pytest.raises(UserError, match="positive step and a first price between 0 and its limit"):
+    with pytest.raises(UserError, match="positive step, a damping from 0 on and a first price within its limit"):
         Lagrangian(0.2, **bad)
 
 

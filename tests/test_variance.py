@@ -51,10 +51,10 @@ def test_the_table_of_the_shipped_estimators(run: Path, tmp_path: Path, capsys: 
     record = json.loads((tmp_path / "out" / "variance.json").read_text())
     assert [row["estimator"] for row in record["rows"]] == 2 * names
     assert [row["part"] for row in record["rows"]] == len(names) * ["head"] + len(names) * ["encoder"]
-    reference = next(row for row in record["rows"] if row["estimator"] == "the paper's")
+    reference = next(row for row in record["rows"] if row["estimator"] == "paper")
     assert reference["variance_ratio_equal_rows"] == reference["variance_ratio_equal_time"] == reference["time_ratio"] == 1.0
     encodings = {row["estimator"]: row["encodings_per_row"] for row in record["rows"]}
-    assert (encodings["the paper's"], encodings["leave-one-out, K = 2"], encodings["leave-one-out on half the rows"]) == (1.0, 0.5, 0.75)
+    assert (encodings["paper"], encodings["leave_one_out_k2"], encodings["leave_one_out_on_half"]) == (1.0, 0.5, 0.75)
     lines = list(csv.DictReader((tmp_path / "out" / "variance.csv").read_text().splitlines()))
     assert len(lines) == len(record["rows"]) and float(lines[0]["variance"]) == record["rows"][0]["variance"]
     assert (tmp_path / "out" / "variance.md").read_text() == out
