@@ -5,6 +5,9 @@ Letters: N draws of bytes, P parameters.
 
 import csv
 import json
+import shlex
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,20 @@ def test_the_table_of_the_shipped_estimators(run: Path, tmp_path: Path, capsys: 
     assert len(lines) == len(record["rows"]) and float(lines[0]["variance"]) == record["rows"][0]["variance"]
     assert (tmp_path / "out" / "variance.md").read_text() == out
     assert (tmp_path / "out" / "variance.png").stat().st_size > 10_000 and err.splitlines()[-1].startswith("written: ")
+
+
+def test_an_estimator_of_ones_own_is_seen_in_the_table(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the README has it."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    code = readme[readme.index("    from agents.estimators import score_function") : readme.index("Train with it, or see it")]
+    (tmp_path / "my_estimator.py").write_text(textwrap.dedent(code))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (line,) = (line for line in readme.splitlines() if line.startswith("segment-env variance") and "my_estimator" in line)
+    names = [name for name in config.load(["experiment=estimators"])["grid"] if name != "paper"]
+    less = ['truth=["agent=rloo"]', 'objective=["agent=rloo"]', *(f"~grid.{name}" for name in names)]
+    table = variance.run(run, [*shlex.split(line)[3:], *less], tmp_path / "out", draws=3, fit_updates=0, pairs=1)
+    assert [text.split()[1] for text in table.splitlines() if text.startswith(("| paper", "| clipped"))] == ["paper", "clipped"] * 2
 
 
 def test_nothing_of_the_run_moves(run: Path, lab: Laboratory) -> None:
