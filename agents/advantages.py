@@ -27,6 +27,16 @@ def in_order(steps: Steps) -> list[Step]:
     return [step for step in steps.values() if step is not None] if isinstance(steps, Mapping) else list(steps)
 
 
+def function_of(step: Callable) -> Callable:
+    """What a partial function is a part of; any other as it is."""
+    return getattr(step, "func", step)
+
+
+def name_of(step: Callable) -> str:
+    """What to call a step in a message."""
+    return getattr(function_of(step), "__name__", repr(step))
+
+
 def advantage(rollout: TensorDictBase, steps: Sequence[Step]) -> Tensor:
     """Run ``steps`` over the rewards of ``rollout`` [B, T]: -> A [B, T], 0 where not valid."""
     valid = rollout["valid"]
@@ -35,9 +45,8 @@ def advantage(rollout: TensorDictBase, steps: Sequence[Step]) -> Tensor:
     for step in steps:
         result = step(values, rollout)
         if result.shape != valid.shape:
-            name = getattr(getattr(step, "func", step), "__name__", repr(step))
             raise ValueError(
-                f"the advantage step {name} must return values of shape [B, T] = {list(valid.shape)}, not {list(result.shape)}"
+                f"the advantage step {name_of(step)} must return values of shape [B, T] = {list(valid.shape)}, not {list(result.shape)}"
             )
         values = torch.where(valid, result, 0.0)
     return values

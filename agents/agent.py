@@ -16,11 +16,13 @@ from agents.advantages import (
     Steps,
     discounted_return,
     early_exit,
+    function_of,
     gae,
     group_relative,
     hard_horizon,
     in_order,
     leave_one_out,
+    name_of,
     subtract_baseline,
 )
 from agents.estimators import disarm, policy_loss, score_function
@@ -160,7 +162,7 @@ class Reinforce(Agent):
         super().__init__(policy, rate, **settings)
         advantage = in_order(advantage)
         check_steps(advantage, self, critic=False, baseline=baseline is not None)
-        if baseline is not None and not any(_function(step) is subtract_baseline for step in advantage):
+        if baseline is not None and not any(function_of(step) is subtract_baseline for step in advantage):
             raise UserError("agent.baseline is given, but no step of agent.advantage subtracts it: add subtract_baseline, or leave it out")
         _check_estimator(estimator, self)
         if self.epochs > 1:
@@ -224,22 +226,16 @@ def split_groups(agent: Agent, part: nn.Module | None, part_scale: float) -> lis
     return [(others, agent.lr_scale), (own, part_scale)]
 
 
-def _function(step: Callable) -> Callable:
-    """What a partial function is a part of."""
-    return getattr(step, "func", step)
-
-
 def _check_call(function: Callable, what: str, needs: str) -> None:
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError) as error:
-        name = getattr(_function(function), "__name__", repr(function))
-        raise UserError(f"{what} {name} cannot be called with {needs}: {error}") from error
+        raise UserError(f"{what} {name_of(function)} cannot be called with {needs}: {error}") from error
 
 
 def _check_estimator(estimator: Estimator, agent: Agent) -> None:
     _check_call(estimator, "agent.estimator", "a rollout and the advantage's steps")
-    if _function(estimator) is not disarm:
+    if function_of(estimator) is not disarm:
         return
     if not agent.antithetic or agent.samples % 2:
         got = f"got {agent.antithetic} and {agent.samples}"
@@ -252,10 +248,10 @@ def _check_estimator(estimator: Estimator, agent: Agent) -> None:
 def check_steps(steps: Sequence[Step], agent: Agent, critic: bool, baseline: bool = False) -> None:
     """Raises UserError unless every step can be called with values and a rollout, and finds the samples or the module it needs."""
     paired = agent.samples > 1 and agent.samples_share > 0
-    _check_order([_function(step) for step in steps])
+    _check_order([function_of(step) for step in steps])
     for step in steps:
         _check_call(step, "the advantage step", "values and a rollout")
-        function = _function(step)
+        function = function_of(step)
         if function in (leave_one_out, group_relative) and not paired:
             raise UserError(
                 f"the advantage step {function.__name__} needs agent.samples of 2 or more and agent.samples_share above 0, "

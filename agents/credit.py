@@ -1,4 +1,4 @@
-"""What single decisions are worth, by flipping them, and what an estimator credits them with.
+"""What single decisions are worth, by flipping them.
 
 The truth: all boundaries but one are drawn from the policy, the one at t is set to 1 and to 0, and the two returns are subtracted. The
 expected descent direction at t is -p (1 - p) times the mean of that difference.

@@ -15,7 +15,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
-from agents.advantages import Steps, in_order
+from agents.advantages import Steps, in_order, name_of
 from agents.advantages import advantage as run_steps
 from agents.agent import Agent, check_steps, rate_uncapped, split_groups, weight
 from agents.critics import Critic
@@ -121,9 +121,8 @@ def _build(objective: Callable[..., LossModule], critic: bool) -> LossModule:
     try:
         built = objective(actor_network=actor, critic_network=value, functional=False)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        name = getattr(getattr(objective, "func", objective), "__name__", repr(objective))
         missing = "" if critic else "; agent.critic is missing, and the loss may need one"
-        raise UserError(f"agent.objective {name} cannot be built: {error}{missing}") from error
+        raise UserError(f"agent.objective {name_of(objective)} cannot be built: {error}{missing}") from error
     if not isinstance(built, LossModule):
         raise UserError(f"agent.objective must make a loss of TorchRL, got {type(built).__name__}")
     for name, buffer in list(built.named_buffers(recurse=False)):

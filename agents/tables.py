@@ -37,6 +37,11 @@ def as_csv(grid: Grid, results: Results) -> str:
         for row, ones in cells.items()
         for seed, cell in zip(grid.seeds, ones, strict=True)
     ]
+    return csv_of(lines)
+
+
+def csv_of(lines: Sequence[dict[str, Any]]) -> str:
+    """Records of the same keys, at least one, with a head."""
     file = io.StringIO()
     writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
     writer.writeheader()

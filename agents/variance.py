@@ -7,8 +7,6 @@ bytes with leave-one-out; ``objective`` the same without a discount, which the l
 Letters: N draws of held-out bytes, B rows.
 """
 
-import csv
-import io
 import json
 import math
 import sys
@@ -22,7 +20,7 @@ from agents import config, training
 from agents.gradient_noise import Draws, Figures, figures, interval
 from agents.grid import override_lists
 from agents.laboratory import PARTS, Laboratory
-from agents.tables import markdown
+from agents.tables import csv_of, markdown
 from segment_env.errors import UserError
 
 Interval = tuple[float, float, float]  #: a figure, and the ends of its 95% bootstrap interval
@@ -153,14 +151,10 @@ def _save(out: Path, text: str, record: dict[str, Any]) -> None:
     """The table, its figures as JSON and CSV, and a plot."""
     from agents import plots  # brings matplotlib, which nothing else needs
 
-    rows = io.StringIO()
-    writer = csv.DictWriter(rows, list(record["rows"][0]))
-    writer.writeheader()
-    writer.writerows(record["rows"])
     files = {
         "variance.md": (text + "\n").encode(),
         "variance.json": (json.dumps(record, indent=1) + "\n").encode(),
-        "variance.csv": rows.getvalue().encode(),
+        "variance.csv": csv_of(record["rows"]).encode(),
         "variance.png": plots.png(plots.draw_variances(record["rows"], record["reference"])),
     }
     try:

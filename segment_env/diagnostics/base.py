@@ -8,6 +8,7 @@ ignores ``gate``, has no parameters, and takes any bytes, whatever stream they a
 Letters: S sequences, B rows, T bytes, N nodes of the automaton, D contexts, A values of the memory, R rows of log-probabilities.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -316,3 +317,9 @@ def whole(name: str, value: float, low: int, high: int) -> None:
     """Raises UserError unless ``value``, called ``name``, is a whole number in low..high."""
     if type(value) is not int or not low <= value <= high:
         raise UserError(f"{name} must be a whole number in {low}..{high}, got {value}")
+
+
+def check_gap(gap: float) -> None:
+    """Raises UserError unless ``gap`` is a mean number of fillers between marks."""
+    if not 0 <= gap < math.inf:
+        raise UserError(f"gap must be a mean number of fillers, at least 0, got {gap}")

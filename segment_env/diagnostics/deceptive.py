@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from segment_env.boundaries import NUM_BYTES
-from segment_env.diagnostics.base import FILLERS, Marked, filler, full, geometric, laid_out, rows, whole
+from segment_env.diagnostics.base import FILLERS, Marked, check_gap, filler, full, geometric, laid_out, rows, whole
 from segment_env.errors import UserError
 from segment_env.noise import BYTES, hashed, uniform
 
@@ -68,8 +68,7 @@ class Deceptive(Marked):
         dtype: torch.dtype = torch.float32,
     ):
         whole("after", after, 1, 1000)
-        if not 0 <= gap < math.inf:
-            raise UserError(f"gap must be a mean number of fillers, at least 0, got {gap}")
+        check_gap(gap)
         lure, invest = lure_now + after * lure_later, invest_now + after * invest_later
         if not (lure_now > 0 > lure and invest_now < 0 < invest):
             raise UserError(f"a lure must pay at once and lose in all, an invest the reverse; in all they give {lure} and {invest}")

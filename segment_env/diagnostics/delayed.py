@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from segment_env.boundaries import NUM_BYTES
-from segment_env.diagnostics.base import FILLERS, Marked, filler, full, geometric, laid_out, rows, whole
-from segment_env.errors import UserError
+from segment_env.diagnostics.base import FILLERS, Marked, check_gap, filler, full, geometric, laid_out, rows, whole
 from segment_env.noise import BYTES, hashed, uniform
 
 CUE, FIRST_KEY = ord("?"), ord("A")
@@ -48,8 +47,7 @@ class Delayed(Marked):
     def __init__(self, lag: int = 24, keys: int = 16, gap: float = 6.0, leak: float = 0.01, dtype: torch.dtype = torch.float32):
         whole("lag", lag, 1, 1000)
         whole("keys", keys, 2, 26)
-        if not 0 <= gap < math.inf:
-            raise UserError(f"gap must be a mean number of fillers, at least 0, got {gap}")
+        check_gap(gap)
         step, context = _automaton(lag, keys)
         probability, row, early = _predictions(lag, keys, gap)
         contexts = torch.arange(len(row))
