@@ -33,8 +33,9 @@ from segment_env.errors import UserError
 from segment_env.streams import SPLITS
 
 #: No cell depends on them.
-PROGRAMS = tuple(
-    "cli compare grid tables plots statistics segmenting generation laboratory gradient_noise credit variance report bench timing".split()
+PROGRAMS = (
+    *("cli", "compare", "grid", "reach", "tables", "plots", "statistics", "segmenting", "generation", "report", "bench", "timing"),
+    *("laboratory", "gradient_noise", "credit", "variance"),
 )
 
 _PACKAGES = {

@@ -6,10 +6,12 @@ Letters: B rows, T bytes.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from torch import Tensor
+
 from segment_env.batch import Batch, ByteStream, Episodes
 from segment_env.errors import UserError
 from segment_env.scorer import Scorer
-from segment_env.streams import SPLITS, Corpus, crops
+from segment_env.streams import SPLITS, Corpus, crops, whitespace_starts
 
 Source = Corpus | ByteStream  #: what a ``data.source`` of a configuration builds
 
@@ -49,6 +51,14 @@ def identity(source: Source) -> dict[str, str]:
     if isinstance(source, Corpus):
         return {"data": source.name, "data_sha256": source.sha256}
     return {"data": type(source).__name__}
+
+
+def reference_starts(source: Source, x: Tensor) -> Tensor | None:
+    """What boundaries of bytes ``x`` [S, T] are compared with, [S, T] bool: whitespace starts of a corpus, a generator's own truth.
+
+    None: the generator has none.
+    """
+    return whitespace_starts(x) if isinstance(source, Corpus) else source.reference(x)
 
 
 def known_scorer(source: Source) -> Scorer:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+from agents import reach
 from agents.grid import Grid, Results
 from agents.statistics import mean_interval, paired_difference, score
 
@@ -74,7 +75,19 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
         f"Precision and recall: of starts, against {reference}. {_distinct(every, _versions)}.",
         *["Calibrated: with one offset of all logits that brings validation bytes to the target rate."] * calibrated,
         "",
+        *(_reached(cells, grid.reach) if grid.reach else ()),
     ]
+
+
+def _reached(cells: Cells, ranges: reach.Ranges) -> Iterator[str]:
+    """How many bytes it took to get there."""
+    wanted = " and ".join(f"{name} in [{low:g}, {high:g}]" for name, (low, high) in ranges.items())
+    yield from markdown([["cell", *reach.HEAD], *([name, *reach.columns(ones, ranges)] for name, ones in cells.items())])
+    yield ""
+    yield f"Reached: {wanted} on validation bytes, asked at every validation. Bytes: means with {CONFIDENCE:.0%} t-intervals, or bounds,"
+    yield "seeds that did not get there counted with all their bytes. Then: of later validations, how many within, their mean recall, and"
+    yield "how far seeds lie apart."
+    yield ""
 
 
 _BUDGET = ("bytes decoded", "bytes read")

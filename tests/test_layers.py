@@ -31,6 +31,7 @@ LAYERS = [
             "agents.segmenting",
             "agents.generation",
             "agents.grid",
+            "agents.reach",
             "agents.tables",
             "agents.plots",
             "agents.compare",
