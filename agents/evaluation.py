@@ -11,7 +11,7 @@ import torch
 from agents.data import Source, reference_starts
 from segment_env.batch import Batch, Samples
 from segment_env.metrics import Totals
-from segment_env.scorer import Policy, Scorer
+from segment_env.scorer import Policy, Scorer, is_causal, note
 from segment_env.unroll import unroll
 
 
@@ -28,7 +28,7 @@ def evaluate(
 
     ``source`` gives the reference starts: whitespace for a corpus, the stream's own truth for a generator. Each byte is scored
     once, the first of a crop included, with a fresh BOS for every crop. See ``Totals.result`` for the figures; ``reward`` is the
-    mean of r[t] over bytes, in nats, with ``price`` for every start at a choice.
+    mean of r[t] over bytes, in nats, with ``price`` for every start at a choice; ``causal``: whether the policy is.
     """
     totals, reward, count, seed = Totals(), 0.0, 0, None
     for batch in batches:
@@ -37,4 +37,5 @@ def evaluate(
         starts = rollout["action"].bool()
         totals.add(live.nll, starts, batch.valid, rollout["is_choice"], reference_starts(source, batch.bytes))
         reward, count = reward + float(rollout["next", "reward"].double().sum()), count + int(batch.valid.sum())
-    return {**totals.result(), "reward": reward / count, "boundaries": "sampled, uncapped", "seed": seed}
+    boundaries = "; ".join(filter(None, ("sampled, uncapped", note(policy))))
+    return {**totals.result(), "reward": reward / count, "boundaries": boundaries, "causal": is_causal(policy), "seed": seed}

@@ -63,7 +63,7 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
         budget = (_joined(f"{one[key]:,}" for one in ones) for key in ("bytes_decoded", "bytes_read"))
         means = (_number(fmean(values)) for values in (bits, *others))
         same_rate = _calibrated(ones) if calibrated else ()
-        rows.append([name, *means, "reference" if name == grid.reference else interval, *same_rate, *budget])
+        rows.append([_labelled(name, ones), *means, "reference" if name == grid.reference else interval, *same_rate, *budget])
     every = [one for ones in cells.values() for one in ones]
     reference = "those after whitespace" if "data_sha256" in every[0] else "the stream's own"
     return [
@@ -106,8 +106,9 @@ def _scores(grid: Grid, results: Results) -> list[str]:
     columns = [column or grid.name for column in results]
     score_rows, rate_rows = [["score", *columns]], [["starts per byte", *columns]]
     for row in grid.rows:
-        score_rows.append([row, *(_score(grid, cells, row) for cells in results.values())])
-        rate_rows.append([row, *(_number(fmean(each["figures"]["rate"] for each in cells[row])) for cells in results.values())])
+        label = _labelled(row, [each for cells in results.values() for each in cells[row]])
+        score_rows.append([label, *(_score(grid, cells, row) for cells in results.values())])
+        rate_rows.append([label, *(_number(fmean(each["figures"]["rate"] for each in cells[row])) for cells in results.values())])
     scale_rows = [["column", f"R of {zero}", f"R of {one}", "price", "updates", "bytes decoded", "bytes read", "test bytes", "data"]]
     scale_rows += [[column, *_basis(cells, zero, one)] for column, cells in zip(columns, results.values(), strict=True)]
     interval = f"mean ± half-width of the {CONFIDENCE:.0%} t-interval over " if len(grid.seeds) > 1 else "no interval, "
@@ -145,6 +146,11 @@ def _basis(cells: Cells, zero: str, one: str) -> list[str]:
         _distinct(every, _test_bytes),
         _distinct(every, _data),
     ]
+
+
+def _labelled(row: str, ones: Sequence[dict[str, Any]]) -> str:
+    """The name of a row; what is not causal says so."""
+    return row if all(one["figures"].get("causal", True) for one in ones) else f"{row} (not causal)"
 
 
 def _seeds(grid: Grid) -> str:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from segment_env.errors import UserError
+
 State = Any  #: a pytree (dicts, tuples, lists) of tensors whose first dimension is B
 
 
@@ -72,7 +74,11 @@ class Observation(NamedTuple):
 
 
 class Policy(Protocol):
-    """Anything that places boundaries. One without a parallel form leaves ``parallel`` out and is stepped over T."""
+    """Anything that places boundaries. One without a parallel form leaves ``parallel`` out and is stepped over T.
+
+    One that looks at what a decision at t has not read says so with ``causal = False``. It has a parallel form alone, is handed
+    ``valid`` [B, T] as a further keyword, and cannot be stepped or generate.
+    """
 
     n_past: int  #: how many past decisions ``recent`` holds for it; 0: none
     reads_early_log_p: bool  #: False: it is handed None for the early head's predictions, which spares their expansion to rows
@@ -102,6 +108,23 @@ class Policy(Protocol):
     def step(self, state: State, observation: Observation, *, soft_cap: float | None = None) -> tuple[State, Decision]:
         """Decide one position: fields of the decision are [B]."""
         ...
+
+
+def is_causal(policy: Policy) -> bool:
+    """Whether a decision at t of ``policy`` depends on x[<t] and its noise alone; a policy that does not say so is taken to be."""
+    return getattr(policy, "causal", True)
+
+
+def note(policy: Policy) -> str:
+    """What must stand beside all that a policy does: that it is not causal; nothing otherwise."""
+    return "" if is_causal(policy) else "NOT CAUSAL: boundaries depend on what comes after them"
+
+
+def check_causal(policy: Policy) -> None:
+    """Raises UserError where ``policy`` cannot be stepped."""
+    if not is_causal(policy):
+        name = type(policy).__name__
+        raise UserError(f"{name} is not causal: it cannot decide a byte at a time; use unroll, or a policy that reads the past alone")
 
 
 def capped(logits: Tensor, soft_cap: float | None) -> Tensor:

@@ -106,3 +106,12 @@ def test_a_table_without_a_scale_by_hand() -> None:
     columns = grid("mine", "never", reference="never", columns={"a": [], "b": []}, notes=("Note.",))
     expected = ["### a", "", *ordinary, "", "### b", "", *ordinary, "", "Note."]
     assert table(columns, {"a": cells, "b": cells}).splitlines() == expected
+
+
+def test_a_row_that_is_not_causal_says_so() -> None:
+    ones, others = [cell(1, 0.2, causal=False)] * 2, [cell(1, 0.2, causal=True)] * 2
+    ordinary = table(grid("bpe", "mine", reference="mine"), {"": {"bpe": ones, "mine": others}})
+    assert [line.split("|")[1].strip() for line in ordinary.splitlines()[2:4]] == ["bpe (not causal)", "mine"]
+    zero = [cell(0, 0.0, RULE)] * 2
+    scores = table(grid("never", "bpe", "mine", scale=("never", "mine")), {"": {"never": zero, "bpe": ones, "mine": others}})
+    assert sum(line.startswith("| bpe (not causal) |") for line in scores.splitlines()) == 2
