@@ -18,11 +18,21 @@ Source = Corpus | ByteStream  #: what a ``data.source`` of a configuration build
 MAX_SEED = (1 << 61) - 1  #: of a run and of its noise
 _GENERATED = {"validation": MAX_SEED + 1, "test": MAX_SEED + 2}  # seeds that no training run can have
 _GENERATED_BYTES = 1 << 17
+_FITTED_BYTES, _CHUNK = 1 << 20, 1 << 16
 
 
 def train_stream(source: Source) -> ByteStream:
     """The stream to train on: random crops of a corpus' train split, or the generator itself."""
     return source.stream("train") if isinstance(source, Corpus) else source
+
+
+def training_bytes(source: Source, length: int, seed: int) -> Iterator[bytes]:
+    """Bytes to fit a tokenizer to, in chunks: all of a corpus' train split; of a generator 2^20 bytes that a run of ``seed`` trains on."""
+    if isinstance(source, Corpus):
+        return (chunk.numpy().tobytes() for chunk in source.split("train").split(_CHUNK))
+    rows = max(_CHUNK // length, 1)
+    batches = (Episodes(source, rows, length, seed).batch(n) for n in range(max(_FITTED_BYTES // (rows * length), 1)))
+    return (bytes(x[valid].tolist()) for batch in batches for x, valid in zip(batch.bytes, batch.valid, strict=True))
 
 
 def held_out_stream(source: Source, split: str) -> ByteStream:
