@@ -23,6 +23,7 @@ LAYERS = [
     # agents: pure functions, modules, programs
     ["agents.returns", "agents.advantages", "agents.estimators", "agents.statistics"],
     ["agents.sampling", "agents.policies", "agents.rules", "agents.rates", "agents.critics", "agents.hindsight", "agents.losses"],
+    ["agents.text_rules", "agents.bpe", "agents.entropy", "agents.truth"],
     [
         *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
         *[
