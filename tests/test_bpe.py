@@ -58,6 +58,16 @@ def test_any_bytes_will_do(rule: BpeGuided, data: bytes) -> None:
     assert starts == [0] + [start + 1 for start in rule.token_starts([data])[0] if start + 1 < len(data)]
 
 
+def test_padding_is_not_read() -> None:
+    """cd is joined before bc, and abc from a and bc: abc is a token, but not where a d follows."""
+    a, b, c, d = b"abcd"
+    rule = BpeGuided(259)
+    rule.merges.copy_(torch.tensor([[c, d], [b, c], [a, 257]]))
+    x = torch.tensor([list(b"abcd")] * 2)
+    valid = torch.tensor([[True, True, True, False], [True] * 4])
+    assert rule.parallel(None, x, None, valid=valid).action[:, :3].tolist() == [[False, True, False], [False, True, True]]
+
+
 def test_rows_of_one_sequence_are_tokenized_once(rule: BpeGuided, monkeypatch) -> None:
     asked = []
     original = rule.token_starts
