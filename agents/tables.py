@@ -17,23 +17,30 @@ from agents.statistics import mean_interval, paired_difference, score
 CONFIDENCE = 0.95
 
 Cells = dict[str, list[dict[str, Any]]]  #: of one column: by row, seed by seed
+Speeds = dict[tuple[str, str], dict[str, float]]  #: by column and row, what ``agents.costs.speed`` found
 
 
-def table(grid: Grid, results: Results) -> str:
-    """Markdown of ``results``: scores where the grid has a scale, else for every column means and differences to the reference."""
-    if grid.scale:
-        lines = _scores(grid, results)
-    else:
-        lines = [line for column, cells in results.items() for line in ([f"### {column}", ""] if column else []) + _ordinary(grid, cells)]
+def table(grid: Grid, results: Results, speeds: Speeds | None = None) -> str:
+    """Markdown of ``results``: scores where the grid has a scale, else for every column means and differences to the reference.
+
+    Where rows were timed, ``speeds``, what they cost follows.
+    """
+    lines = _scores(grid, results) if grid.scale else []
+    for column, cells in results.items():
+        head = [f"### {column}", ""] if column else []
+        lines += [] if grid.scale else [*head, *_ordinary(grid, cells)]
+        if speeds:
+            lines += [*(head if grid.scale else ()), *_costs(grid, cells, {row: speeds[column, row] for row in cells})]
     return "\n".join([*lines, *grid.notes]).strip("\n")
 
 
-def as_csv(grid: Grid, results: Results) -> str:
-    """A line per cell: column, row, seed, budget and all test figures."""
+def as_csv(grid: Grid, results: Results, speeds: Speeds | None = None) -> str:
+    """A line per cell: column, row, seed, budget, all test figures, and what the row costs where that was measured."""
     lines = [
         {"column": column, "row": row, "seed": seed, **{key: cell[key] for key in ("update", "bytes_read", "bytes_decoded")}}
         | {key: value for key, value in cell["figures"].items() if key != "seed"}
         | {f"calibrated_{key}": (cell["calibrated"] or {}).get(key) for key in ("bits_per_byte", "rate", "offset")}
+        | ({"flops_per_byte": cell["flops_per_byte"], **speeds[column, row]} if speeds else {})
         for column, cells in results.items()
         for row, ones in cells.items()
         for seed, cell in zip(grid.seeds, ones, strict=True)
@@ -76,6 +83,27 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
         *["Calibrated: with one offset of all logits that brings validation bytes to the target rate."] * calibrated,
         "",
         *(_reached(cells, grid.reach) if grid.reach else ()),
+    ]
+
+
+def _costs(grid: Grid, cells: Cells, speeds: dict[str, dict[str, float]]) -> list[str]:
+    """What the rows of a column cost, how long their segments are, and a sentence as the first seed's run cuts it."""
+    rows = [["cell", "bytes a segment", "standard deviation", "MFLOPs a byte", f"update time / {grid.basis}", "bytes a second"]]
+    for name, ones in cells.items():
+        lengths = (_number(fmean(one["figures"][f"segment_length_{key}"] for one in ones)) for key in ("mean", "std"))
+        flops = [one["flops_per_byte"] or math.nan for one in ones]
+        speed = speeds[name]
+        costs = (_number(fmean(flops) / 1e6), f"{speed['time_ratio']:.2f}", f"{speed['bytes_per_second']:,.0f}")
+        rows.append([_labelled(name, ones), *lengths, *costs])
+    longest = max(map(len, cells))
+    return [
+        *markdown(rows),
+        "",
+        "Segments of the test split. FLOPs: of training, forward and backward, per byte decoded, at the mean rate of the validations;",
+        f"what a policy adds to the model is not counted. Time: median of {grid.costs} pairs of updates in turns.",
+        "",
+        *(f"    {name.ljust(longest)}  {ones[0]['sentence']}" for name, ones in cells.items()),
+        "",
     ]
 
 

@@ -32,6 +32,7 @@ LAYERS = [
             "agents.segmenting",
             "agents.generation",
             "agents.grid",
+            "agents.costs",
             "agents.reach",
             "agents.tables",
             "agents.plots",
