@@ -45,6 +45,7 @@ def draw(grid: Grid, results: Results) -> dict[str, Figure]:
         "curves": draw_curves(grid, results),
         "rates": None if grid.scale else draw_rates(grid, results),
         "flops": draw_curves(grid, results, flops=True) if grid.costs else None,
+        **{name: draw_curves(grid, results, key=name) for name in grid.reach or () if not grid.scale},
     }
     return {name: figure for name, figure in drawn.items() if figure}
 
@@ -56,8 +57,8 @@ def png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def draw_curves(grid: Grid, results: Results, flops: bool = False) -> Figure | None:
-    """A panel per column, a line per row: validation scores where there is a scale, else bits per byte, over bytes decoded.
+def draw_curves(grid: Grid, results: Results, flops: bool = False, key: str = "bits_per_byte") -> Figure | None:
+    """A panel per column, a line per row: validation scores where there is a scale, else the figure ``key``, over bytes decoded.
 
     With ``flops`` over the operations of training instead. None where no row has a curve.
     """
@@ -66,7 +67,7 @@ def draw_curves(grid: Grid, results: Results, flops: bool = False) -> Figure | N
     looks = _looks(grid, results)
     figure, panels = _panels(grid)
     for panel, cells in zip(panels, results.values(), strict=True):
-        rows = {row: _drawn(grid, cells, row, flops) for row in looks}
+        rows = {row: _drawn(grid, cells, row, flops, key) for row in looks}
         for row, look in looks.items():
             _draw_row(panel, row, rows[row], look, band=min(0.2, 0.6 / len(looks)))
         if grid.scale:
@@ -77,7 +78,7 @@ def draw_curves(grid: Grid, results: Results, flops: bool = False) -> Figure | N
         panel.set_xlim(left=0)
     zero, one = grid.scale or ("", "")
     figure.supxlabel("operations of training (FLOPs)" if flops else "bytes decoded", fontsize=11)
-    figure.supylabel(f"validation score ({zero} 0, {one} 1)" if grid.scale else "validation bits per byte", fontsize=11)
+    figure.supylabel(f"validation score ({zero} 0, {one} 1)" if grid.scale else f"validation {key.replace('_', ' ')}", fontsize=11)
     handles = [Line2D([], [], color=look.colour, linestyle=look.dashes, linewidth=1.8, label=row) for row, look in looks.items()]
     _add_legend(figure, handles, grid, "band: lowest to highest")
     return figure
@@ -112,7 +113,7 @@ class _Drawn:
         return [fmean(values) for values in self.points]
 
 
-def _drawn(grid: Grid, cells: Cells, row: str, flops: bool) -> _Drawn:
+def _drawn(grid: Grid, cells: Cells, row: str, flops: bool, key: str) -> _Drawn:
     each = fmean(one["flops_per_byte"] or math.nan for one in cells[row]) if flops else 1
     x = [line["bytes_decoded"] * each for line in cells[row][0]["curve"]]
     points = []
@@ -120,7 +121,7 @@ def _drawn(grid: Grid, cells: Cells, row: str, flops: bool) -> _Drawn:
         validations = [{key.removeprefix("validation_"): value for key, value in line.items()} for line in one["curve"]]
         ends = [cells[name][index]["validation"]["reward"] for name in grid.scale or ()]
         shown = validations or [one["validation"]]
-        points.append([score(each["reward"], *ends) if grid.scale else each["bits_per_byte"] for each in shown])
+        points.append([score(each["reward"], *ends) if grid.scale else each[key] for each in shown])
     return _Drawn(x, list(zip(*points, strict=True)))
 
 

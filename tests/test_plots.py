@@ -1,5 +1,6 @@
 """Figures of literal cells: what is drawn, and that a file of it is not blank."""
 
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_what_is_drawn_depends_on_what_there_is() -> None:
     rules: Results = {column: {**COLUMN, "mine": COLUMN["always"]} for column in RESULTS}
     assert list(plots.draw(SCALED, rules)) == []
     assert list(plots.draw(PLAIN, rules)) == ["rates"]
+
+
+def test_what_is_to_be_reached_is_drawn_too() -> None:
+    figures = plots.draw(replace(PLAIN, reach={"bits_per_byte": (0.0, 1.0)}), RESULTS)
+    assert list(figures) == ["curves", "rates", "bits_per_byte"]
+    assert figures["bits_per_byte"].get_supylabel() == "validation bits per byte"
+
+
+def test_operations_stretch_the_bytes() -> None:
+    flops = {"": {row: [{**one, "flops_per_byte": 3e6} for one in ones] for row, ones in COLUMN.items()}}
+    (panel,) = plots.draw(Grid({row: [] for row in COLUMN}, [0, 1], "random", costs=2), flops)["flops"].axes
+    (line,) = (line for line in panel.lines if line.get_label() == "mine")
+    assert list(line.get_xdata()) == [3e9, 6e9]
 
 
 def test_one_seed_and_a_scale_without_length_are_drawn() -> None:
