@@ -31,11 +31,12 @@ def evaluate(
     mean of r[t] over bytes, in nats, with ``price`` for every start at a choice.
     """
     reference = whitespace_starts if isinstance(source, Corpus) else source.reference
-    totals, reward, count, seed = Totals(), 0.0, 0, None
+    totals, reward, count, seed, drawn = Totals(), 0.0, 0, None, "sampled, uncapped"
     for batch in batches:
         batch, seed = batch.to(device), batch.seed
         rollout, live = unroll(scorer, policy, batch, Samples([1] * len(batch.bytes), device=device), price=price)
         starts = rollout["action"].bool()
+        drawn = "thresholded" if live.logits is None and live.gate is not None else "sampled, uncapped"
         totals.add(live.nll, starts, batch.valid, rollout["is_choice"], reference(batch.bytes))
         reward, count = reward + float(rollout["next", "reward"].double().sum()), count + int(batch.valid.sum())
-    return {**totals.result(), "reward": reward / count, "boundaries": "sampled, uncapped", "seed": seed}
+    return {**totals.result(), "reward": reward / count, "boundaries": drawn, "seed": seed}
