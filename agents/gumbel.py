@@ -66,6 +66,10 @@ class GumbelPolicy(nn.Module):
         """Decide one position of [B] rows."""
         return state, self.parallel(observation.hidden, observation.byte, observation.noise, soft_cap=soft_cap)
 
+    def flops_per_byte(self) -> float:
+        """Of both layers."""
+        return 2.0 * (self.first.weight.numel() + self.last.weight.numel())
+
     def _logits(self, h: Tensor, soft_cap: float | None) -> Tensor:
         with torch.autocast(h.device.type, enabled=False):  # a logit is a statistic: bf16 would round it to 8 bits
             raw = self.last(functional.gelu(self.first(h.to(self.first.weight.dtype)))).squeeze(-1)

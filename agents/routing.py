@@ -52,6 +52,10 @@ class CosineRouting(nn.Module):
         p = self._probability(_project(h, self.query), state)
         return _project(h, self.key), self._decide(torch.where(observation.byte == BOS, 1.0, p))
 
+    def flops_per_byte(self) -> float:
+        """Of both projections."""
+        return 2.0 * (self.query.numel() + self.key.numel())
+
     def _probability(self, query: Tensor, key: Tensor) -> Tensor:
         p = ((1 - F.cosine_similarity(query, key, -1)) / 2).clamp(0, 1)
         return (p.logit() + self.offset).sigmoid() if self.offset else p

@@ -21,11 +21,11 @@ RateLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  #: see ``agents.rate_loss
 class StraightThrough(Agent):
     """Holds the rate; what is worth a boundary the policy learns from the language model's loss, and so from nothing here.
 
-    loss = rate_weight * rate_loss(gate, starts, is_choice).
+    loss = rate_weight * rate_loss(gate, starts, is_choice). A price of a start enters the reward that is reported, and no loss.
 
     Args: ``policy``, one that gives a gate, in a model whose pooling reads it; ``rate_loss``, a function of ``agents.rate_losses``;
     ``rate_weight``; ``encoder_grad`` False keeps the gate's gradient from the encoder; others as :class:`Agent`'s. Raises UserError
-    on a policy without a gate, and on a cap or further epochs, which do not go with it.
+    on a policy without a gate, and on a cap, further epochs or a controller of logits, which do not go with it.
     """
 
     def __init__(self, policy: Policy, rate_loss: RateLoss, *, rate_weight: float, encoder_grad: bool = True, **settings):
@@ -35,6 +35,10 @@ class StraightThrough(Agent):
         if self.epochs > 1 or self.soft_cap is not None:
             got = f"got {self.epochs} and {self.soft_cap}"
             raise UserError(f"a gate carries the gradient of one pass, uncapped: agent.epochs must be 1 and agent.soft_cap null, {got}")
+        if settings.get("rate") is not None:
+            raise UserError(
+                "agent.rate acts on logits or rewards, which nothing is learned from here: agent.rate_loss holds the rate of a gate"
+            )
         self.rate_loss, self.rate_weight = rate_loss, weight("rate_weight", rate_weight)
 
     def prepare(self, rollout: TensorDictBase) -> TensorDictBase:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, float32, float64
 from torch.distributions import Binomial
+from torch.utils.flop_counter import FlopCounterMode
 from worlds import RaggedStream, Replayed, Stepped, make_env, tiny_unet
 
 from agents.agent import Given
@@ -19,6 +20,7 @@ from agents.gumbel import GumbelPolicy
 from agents.learner import Learner
 from agents.policies import WindowPolicy
 from agents.rate_losses import binomial_prior, hinge_band, ratio_loss
+from agents.rates import PI
 from agents.routing import CosineRouting
 from agents.rules import UniformStride
 from agents.straight_through import StraightThrough
@@ -369,6 +371,7 @@ def test_a_learner_trains_it(name: str) -> None:
         (lambda: StraightThrough(WindowPolicy(4), RATE_LOSSES["hnet"], rate_weight=1.0), "WindowPolicy gives no gate to learn through"),
         (lambda: agent_of("hnet", soft_cap=6.0), "agent.epochs must be 1 and agent.soft_cap null, got 1 and 6.0"),
         (lambda: agent_of("hnet", epochs=2, encoder_grad=False), "agent.epochs must be 1 and agent.soft_cap null, got 2 and None"),
+        (lambda: agent_of("hnet", rate=PI(0.2)), "agent.rate_loss holds the rate of a gate"),
         (lambda: agent_of("hnet", rate_weight=-1), "agent.rate_weight must be a number and not negative, got -1"),
         (lambda: GumbelPolicy(4, hidden_units=0), "hidden_units of at least 1 and a positive temperature, got 0 and 0.5"),
         (lambda: GumbelPolicy(4, temperature=0), "hidden_units of at least 1 and a positive temperature, got None and 0"),
@@ -402,6 +405,14 @@ def test_given_boundaries_may_be_those_of_a_gated_policy(name: str) -> None:
     """A policy that is not trained may still cut: the language model learns alone."""
     learner = Learner(unet_of(name).float(), Given(PAIRS[name][0](float32)), 2, 2)
     assert all(value.isfinite() for value in learner.update(pack([b"Call me", b"Ishmael"])).values())
+
+
+@pytest.mark.parametrize("policy", [CosineRouting(WIDTH), GumbelPolicy(WIDTH), GumbelPolicy(WIDTH, hidden_units=7)])
+def test_flops_are_those_that_torch_counts(policy) -> None:
+    with FlopCounterMode(display=False) as counter:
+        policy.parallel(torch.randn(2, 33, WIDTH), None, torch.rand(2, 33))
+    positions = 64 if isinstance(policy, CosineRouting) else 66  # there is no pair at t = 0
+    assert counter.get_total_flops() == policy.flops_per_byte() * positions
 
 
 def test_steps_of_routing_remember_one_state() -> None:
