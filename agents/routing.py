@@ -19,7 +19,9 @@ class CosineRouting(nn.Module):
     is the gate, through which alone it learns: it needs a pooling that reads one.
 
     Where bytes repeat, h[t] comes to equal h[t-1] once the encoder's windows hold nothing else, and p is one number for the whole
-    run: (1 - cos(W_q h, W_k h)) / 2. It is 0 at the start, no boundary in the run; once trained, the run may also be cut at every byte.
+    run: (1 - cos(W_q h, W_k h)) / 2. It is 0 at the start, no boundary in the run; once trained, the run may also be cut at every
+    byte. (After 1.6 MB of the embedded novel with ``agent=hnet`` runs of spaces and of dashes were cut at every byte, those of letters
+    and of line ends nowhere.)
 
     ``offset`` moves the threshold: p becomes sigmoid(logit(p) + offset), for a rate to be calibrated by.
 
