@@ -135,9 +135,12 @@ def _eval(options: argparse.Namespace) -> None:
 def _segment(options: argparse.Namespace) -> None:
     from agents import training
     from agents.segmenting import segment, shown
+    from segment_env.scorer import note
 
     data = sys.stdin.buffer.read() if options.text == "-" else os.fsencode(options.text)
     run = training.open_run(options.run)
+    if remark := note(run.agent.policy):
+        print(remark, file=sys.stderr)
     print(shown(segment(run.model, run.agent.policy, data, options.seed, run.device)))
 
 

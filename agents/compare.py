@@ -25,16 +25,17 @@ import torch
 
 import models
 import segment_env
-from agents import config, training
+from agents import config, costs, training
 from agents.data import identity
 from agents.grid import GRID_KEYS, Grid, Results, read_grid
-from agents.tables import as_csv, table
+from agents.tables import Speeds, as_csv, table
 from segment_env.errors import UserError
 from segment_env.streams import SPLITS
 
 #: No cell depends on them.
-PROGRAMS = tuple(
-    "cli compare grid tables plots statistics segmenting generation laboratory gradient_noise credit variance report bench timing".split()
+PROGRAMS = (
+    *("cli", "compare", "grid", "reach", "tables", "plots", "statistics", "segmenting", "generation", "report", "bench", "timing"),
+    *("laboratory", "gradient_noise", "credit", "variance"),
 )
 
 _PACKAGES = {
@@ -43,7 +44,7 @@ _PACKAGES = {
     "agents": Path(__file__).parent,
 }
 #: Of a cell's file, what tables and plots are made from.
-_FIELDS = {"data", "figures", "calibrated", "validation", "update", "bytes_read", "bytes_decoded", "curve", "versions", "config"}
+_FIELDS = set("data figures calibrated validation update bytes_read bytes_decoded curve flops_per_byte sentence versions config".split())
 _FIGURES = {"bits_per_byte", "rate", "precision", "recall", "reward", "num_bytes", "boundaries", "seed"}
 _VERSIONS = {"python", "torch", "device"}
 
@@ -87,12 +88,27 @@ def run(overrides: Sequence[str], folder: Path) -> str:
         column: {row: [done[cell.path] for cell in cells if (cell.column, cell.name) == (column, row)] for row in grid.rows}
         for column in grid.columns
     }
-    text = table(grid, results)
+    speeds = _speeds(grid, cells) if grid.costs else {}
+    text = table(grid, results, speeds)
     written = [folder / f"{grid.name}.md", folder / f"{grid.name}.csv", *_draw(grid, results, folder)]
     _write(written[0], text + "\n")
-    _write(written[1], as_csv(grid, results))
+    _write(written[1], as_csv(grid, results, speeds))
     print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
     return text
+
+
+def _speeds(grid: Grid, cells: Sequence[Cell]) -> Speeds:
+    """Time the rows against the reference, once: what was measured is kept beside the cells of the first seed."""
+    first = {(cell.column, cell.name): cell for cell in cells if cell.seed == grid.seeds[0]}
+    speeds: Speeds = {}
+    for (column, row), cell in first.items():
+        reference = first[column, grid.basis]
+        path = cell.path.with_name(f"{cell.path.stem}_against_{reference.path.stem}_{grid.costs}.json")
+        if not path.exists():
+            print(f"timing {', '.join(filter(None, (column, row)))}", file=sys.stderr)
+            _write(path, json.dumps(costs.speed(cell.settings, reference.settings, grid.costs or 1)) + "\n")
+        speeds[column, row] = _read_speed(path)
+    return speeds
 
 
 def _draw(grid: Grid, results: Results, folder: Path) -> list[Path]:
@@ -184,13 +200,16 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """
     run = training.Run(settings)
     lines = _train(run) if run.learns else [dict.fromkeys(("update", "bytes_read", "bytes_decoded"), 0)]
+    curve, figures = [line for line in lines if "validation_bits_per_byte" in line], run.evaluate("test")
     return {
         **identity(run.source),
-        "figures": run.evaluate("test"),
+        "figures": figures,
         "calibrated": _calibrated(run),
         "validation": run.evaluate("validation", run.train["validation_bytes"]),
         **{key: lines[-1][key] for key in ("update", "bytes_read", "bytes_decoded")},
-        "curve": [line for line in lines if "validation_bits_per_byte" in line],
+        "curve": curve,
+        "flops_per_byte": costs.training_flops(run, curve, figures["rate"]),
+        "sentence": run.sentence(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "device": run.device.type},
         "config": settings,
     }
@@ -266,3 +285,13 @@ def _read(path: Path) -> dict[str, Any]:
     if not whole:
         raise UserError(f"cell file '{path}' is damaged: remove it to run its cell anew")
     return cell
+
+
+def _read_speed(path: Path) -> dict[str, float]:
+    try:
+        found = json.loads(path.read_text())
+        if all(isinstance(found[key], float) for key in ("time_ratio", "bytes_per_second")):
+            return found
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"file of a timing '{path}' is damaged: remove it to time its row anew")

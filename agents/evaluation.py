@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from segment_env.batch import Batch, ByteStream, Samples
+from agents.data import Source, reference_starts
+from segment_env.batch import Batch, Samples
 from segment_env.metrics import Totals
-from segment_env.scorer import Policy, Scorer
-from segment_env.streams import Corpus, whitespace_starts
+from segment_env.scorer import Policy, Scorer, is_causal, note
 from segment_env.unroll import unroll
 
 
@@ -20,7 +20,7 @@ def evaluate(
     scorer: Scorer,
     policy: Policy,
     batches: Iterable[Batch],
-    source: Corpus | ByteStream,
+    source: Source,
     device: torch.device | str = "cpu",
     price: float = 0.0,
 ) -> dict[str, Any]:
@@ -28,15 +28,15 @@ def evaluate(
 
     ``source`` gives the reference starts: whitespace for a corpus, the stream's own truth for a generator. Each byte is scored
     once, the first of a crop included, with a fresh BOS for every crop. See ``Totals.result`` for the figures; ``reward`` is the
-    mean of r[t] over bytes, in nats, with ``price`` for every start at a choice.
+    mean of r[t] over bytes, in nats, with ``price`` for every start at a choice; ``causal``: whether the policy is.
     """
-    reference = whitespace_starts if isinstance(source, Corpus) else source.reference
     totals, reward, count, seed, drawn = Totals(), 0.0, 0, None, "sampled, uncapped"
     for batch in batches:
         batch, seed = batch.to(device), batch.seed
         rollout, live = unroll(scorer, policy, batch, Samples([1] * len(batch.bytes), device=device), price=price)
         starts = rollout["action"].bool()
         drawn = "thresholded" if live.logits is None and live.gate is not None else "sampled, uncapped"
-        totals.add(live.nll, starts, batch.valid, rollout["is_choice"], reference(batch.bytes))
+        totals.add(live.nll, starts, batch.valid, rollout["is_choice"], reference_starts(source, batch.bytes))
         reward, count = reward + float(rollout["next", "reward"].double().sum()), count + int(batch.valid.sum())
-    return {**totals.result(), "reward": reward / count, "boundaries": drawn, "seed": seed}
+    boundaries = "; ".join(filter(None, (drawn, note(policy))))
+    return {**totals.result(), "reward": reward / count, "boundaries": boundaries, "causal": is_causal(policy), "seed": seed}

@@ -48,7 +48,7 @@ class Figures:
 
 def figures(draws: Draws, resamplings: int = RESAMPLINGS, seed: int = 0) -> Figures:
     """Figures of one estimator, with ``resamplings`` bootstrap draws of bytes, its own and the reference's."""
-    w, v = (_weights(count, resamplings, seed + i) for i, count in enumerate(draws.cross.shape))
+    w, v = (weights(count, resamplings, seed + i) for i, count in enumerate(draws.cross.shape))
     mean_power, within = ((w * each).sum(1) / w.sum(1) for each in (draws.power, draws.within))
     signal, reference = _between(draws.gram, w), _between(draws.reference_gram, v)
     cross = torch.einsum("zn,nr,zr->z", w, draws.cross, v) / (w.sum(1) * v.sum(1))
@@ -67,14 +67,14 @@ def interval(values: Tensor, confidence: float = 0.95) -> tuple[float, float, fl
     return drawn, low, high
 
 
-def _weights(count: int, resamplings: int, seed: int) -> Tensor:
+def weights(count: int, resamplings: int, seed: int) -> Tensor:
     """How often each of ``count`` draws is taken: [Z + 1, count], the first row all 1."""
     generator = torch.Generator().manual_seed(seed)
     taken = torch.randint(count, (resamplings, count), generator=generator)
-    weights = torch.zeros(resamplings + 1, count, dtype=torch.float64)
-    weights[0] = 1
-    weights[1:].scatter_add_(1, taken, torch.ones(taken.shape, dtype=torch.float64))
-    return weights
+    times = torch.zeros(resamplings + 1, count, dtype=torch.float64)
+    times[0] = 1
+    times[1:].scatter_add_(1, taken, torch.ones(taken.shape, dtype=torch.float64))
+    return times
 
 
 def _between(gram: Tensor, w: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ An experiment is a configuration with these keys, of which the trainer knows not
 - ``reference``: the row that the others are paired with; may be left out where there is a scale
 - ``across`` (optional): columns by name, each a list of overrides; a cell is one row in one column under one seed
 - ``scale`` (optional): two rows; the table then holds scores, 0 for the reward of the first and 1 for that of the second
+- ``reach`` (optional): ranges of validation figures; a second table says how many bytes it takes to get there: see ``agents.reach``
+- ``costs`` (optional): pairs of updates that are timed; a further table says what a row costs, how long its segments are, and shows one
+  sentence as it cuts it: see ``agents.costs``
 - ``notes`` (optional): lines that are printed under the table
 """
 
@@ -16,10 +19,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from agents import config
+from agents.costs import check_pairs
 from agents.data import MAX_SEED
+from agents.reach import Ranges, read_ranges
 from segment_env.errors import UserError
 
-GRID_KEYS = ("grid", "reference", "seeds", "across", "scale", "notes")
+GRID_KEYS = ("grid", "reference", "seeds", "across", "scale", "reach", "costs", "notes")
 
 Results = dict[str, dict[str, list[dict[str, Any]]]]  #: what the cells' files hold: by column, by row, seed by seed
 
@@ -33,6 +38,8 @@ class Grid:
     reference: str | None  #: a row; None only where there is a scale
     columns: dict[str, list[str]] = field(default_factory=lambda: {"": []})  #: overrides by name; without ``across`` one without a name
     scale: tuple[str, str] | None = None  #: the rows of score 0 and of score 1
+    reach: Ranges | None = None
+    costs: int | None = None  #: pairs of timed updates
     notes: tuple[str, ...] = ()
     name: str = "grid"  #: of the experiment
 
@@ -80,7 +87,9 @@ def read_grid(overrides: Sequence[str]) -> Grid:
         if text.lstrip("+").startswith("seed="):
             raise UserError(f"{text}: every cell is run with each of the experiment's seeds; choose them with seeds=[0,1,2]")
     name = chosen.partition("=")[2].replace("/", "_") if chosen else "grid"
-    return Grid(rows, seeds, None if reference is None else str(reference), columns, scale, tuple(notes or ()), name)
+    costs = None if settings.get("costs") is None else check_pairs(settings["costs"])
+    reach = None if settings.get("reach") is None else read_ranges(settings["reach"])
+    return Grid(rows, seeds, None if reference is None else str(reference), columns, scale, reach, costs, tuple(notes or ()), name)
 
 
 def _check_spelling(settings: dict[str, Any]) -> None:

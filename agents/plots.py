@@ -41,7 +41,11 @@ class Look:
 
 def draw(grid: Grid, results: Results) -> dict[str, Figure]:
     """All figures of an experiment by name; those that would be empty are left out."""
-    drawn = {"curves": draw_curves(grid, results), "rates": None if grid.scale else draw_rates(grid, results)}
+    drawn = {
+        "curves": draw_curves(grid, results),
+        "rates": None if grid.scale else draw_rates(grid, results),
+        "flops": draw_curves(grid, results, flops=True) if grid.costs else None,
+    }
     return {name: figure for name, figure in drawn.items() if figure}
 
 
@@ -52,17 +56,17 @@ def png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def draw_curves(grid: Grid, results: Results) -> Figure | None:
+def draw_curves(grid: Grid, results: Results, flops: bool = False) -> Figure | None:
     """A panel per column, a line per row: validation scores where there is a scale, else bits per byte, over bytes decoded.
 
-    None where no row has a curve.
+    With ``flops`` over the operations of training instead. None where no row has a curve.
     """
     if not any(one["curve"] for cells in results.values() for ones in cells.values() for one in ones):
         return None
     looks = _looks(grid, results)
     figure, panels = _panels(grid)
     for panel, cells in zip(panels, results.values(), strict=True):
-        rows = {row: _drawn(grid, cells, row) for row in looks}
+        rows = {row: _drawn(grid, cells, row, flops) for row in looks}
         for row, look in looks.items():
             _draw_row(panel, row, rows[row], look, band=min(0.2, 0.6 / len(looks)))
         if grid.scale:
@@ -72,7 +76,7 @@ def draw_curves(grid: Grid, results: Results) -> Figure | None:
         panel.margins(x=0)
         panel.set_xlim(left=0)
     zero, one = grid.scale or ("", "")
-    figure.supxlabel("bytes decoded", fontsize=11)
+    figure.supxlabel("operations of training (FLOPs)" if flops else "bytes decoded", fontsize=11)
     figure.supylabel(f"validation score ({zero} 0, {one} 1)" if grid.scale else "validation bits per byte", fontsize=11)
     handles = [Line2D([], [], color=look.colour, linestyle=look.dashes, linewidth=1.8, label=row) for row, look in looks.items()]
     _add_legend(figure, handles, grid, "band: lowest to highest")
@@ -100,7 +104,7 @@ def draw_rates(grid: Grid, results: Results) -> Figure:
 class _Drawn:
     """What is drawn of a row in a panel."""
 
-    x: list[int]  #: bytes decoded at every validation; empty for a row that was never validated in training
+    x: list[float]  #: bytes decoded, or operations, at every validation; empty for a row that was never validated in training
     points: list[tuple[float, ...]]  #: by validation, then by seed; for such a row the one at its end
 
     @property
@@ -108,8 +112,9 @@ class _Drawn:
         return [fmean(values) for values in self.points]
 
 
-def _drawn(grid: Grid, cells: Cells, row: str) -> _Drawn:
-    x = [line["bytes_decoded"] for line in cells[row][0]["curve"]]
+def _drawn(grid: Grid, cells: Cells, row: str, flops: bool) -> _Drawn:
+    each = fmean(one["flops_per_byte"] or math.nan for one in cells[row]) if flops else 1
+    x = [line["bytes_decoded"] * each for line in cells[row][0]["curve"]]
     points = []
     for index, one in enumerate(cells[row]):
         validations = [{key.removeprefix("validation_"): value for key, value in line.items()} for line in one["curve"]]

@@ -10,29 +10,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+from agents import reach
 from agents.grid import Grid, Results
 from agents.statistics import mean_interval, paired_difference, score
 
 CONFIDENCE = 0.95
 
 Cells = dict[str, list[dict[str, Any]]]  #: of one column: by row, seed by seed
+Speeds = dict[tuple[str, str], dict[str, float]]  #: by column and row, what ``agents.costs.speed`` found
 
 
-def table(grid: Grid, results: Results) -> str:
-    """Markdown of ``results``: scores where the grid has a scale, else for every column means and differences to the reference."""
-    if grid.scale:
-        lines = _scores(grid, results)
-    else:
-        lines = [line for column, cells in results.items() for line in ([f"### {column}", ""] if column else []) + _ordinary(grid, cells)]
+def table(grid: Grid, results: Results, speeds: Speeds | None = None) -> str:
+    """Markdown of ``results``: scores where the grid has a scale, else for every column means and differences to the reference.
+
+    Where rows were timed, ``speeds``, what they cost follows.
+    """
+    lines = _scores(grid, results) if grid.scale else []
+    for column, cells in results.items():
+        head = [f"### {column}", ""] if column else []
+        lines += [] if grid.scale else [*head, *_ordinary(grid, cells)]
+        if speeds:
+            lines += [*(head if grid.scale else ()), *_costs(grid, cells, {row: speeds[column, row] for row in cells})]
     return "\n".join([*lines, *grid.notes]).strip("\n")
 
 
-def as_csv(grid: Grid, results: Results) -> str:
-    """A line per cell: column, row, seed, budget and all test figures."""
+def as_csv(grid: Grid, results: Results, speeds: Speeds | None = None) -> str:
+    """A line per cell: column, row, seed, budget, all test figures, and what the row costs where that was measured."""
     lines = [
         {"column": column, "row": row, "seed": seed, **{key: cell[key] for key in ("update", "bytes_read", "bytes_decoded")}}
         | {key: value for key, value in cell["figures"].items() if key != "seed"}
         | {f"calibrated_{key}": (cell["calibrated"] or {}).get(key) for key in ("bits_per_byte", "rate", "offset")}
+        | ({"flops_per_byte": cell["flops_per_byte"], **speeds[column, row]} if speeds else {})
         for column, cells in results.items()
         for row, ones in cells.items()
         for seed, cell in zip(grid.seeds, ones, strict=True)
@@ -62,7 +70,7 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
         budget = (_joined(f"{one[key]:,}" for one in ones) for key in ("bytes_decoded", "bytes_read"))
         means = (_number(fmean(values)) for values in (bits, *others))
         same_rate = _calibrated(ones) if calibrated else ()
-        rows.append([name, *means, "reference" if name == grid.reference else interval, *same_rate, *budget])
+        rows.append([_labelled(name, ones), *means, "reference" if name == grid.reference else interval, *same_rate, *budget])
     every = [one for ones in cells.values() for one in ones]
     reference = "those after whitespace" if "data_sha256" in every[0] else "the stream's own"
     return [
@@ -74,7 +82,40 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
         f"Precision and recall: of starts, against {reference}. {_distinct(every, _versions)}.",
         *["Calibrated: with one offset of all logits that brings validation bytes to the target rate."] * calibrated,
         "",
+        *(_reached(cells, grid.reach) if grid.reach else ()),
     ]
+
+
+def _costs(grid: Grid, cells: Cells, speeds: dict[str, dict[str, float]]) -> list[str]:
+    """What the rows of a column cost, how long their segments are, and a sentence as the first seed's run cuts it."""
+    rows = [["cell", "bytes a segment", "standard deviation", "MFLOPs a byte", f"update time / {grid.basis}", "bytes a second"]]
+    for name, ones in cells.items():
+        lengths = (_number(fmean(one["figures"][f"segment_length_{key}"] for one in ones)) for key in ("mean", "std"))
+        flops = [one["flops_per_byte"] or math.nan for one in ones]
+        speed = speeds[name]
+        costs = (_number(fmean(flops) / 1e6), f"{speed['time_ratio']:.2f}", f"{speed['bytes_per_second']:,.0f}")
+        rows.append([_labelled(name, ones), *lengths, *costs])
+    longest = max(map(len, cells))
+    return [
+        *markdown(rows),
+        "",
+        "Segments of the test split. FLOPs: of training, forward and backward, per byte decoded, at the mean rate of the validations;",
+        f"what a policy adds to the model is not counted. Time: median of {grid.costs} pairs of updates in turns.",
+        "",
+        *(f"    {name.ljust(longest)}  {ones[0]['sentence']}" for name, ones in cells.items()),
+        "",
+    ]
+
+
+def _reached(cells: Cells, ranges: reach.Ranges) -> Iterator[str]:
+    """How many bytes it took to get there."""
+    wanted = " and ".join(f"{name} in [{low:g}, {high:g}]" for name, (low, high) in ranges.items())
+    yield from markdown([["cell", *reach.HEAD], *([name, *reach.columns(ones, ranges)] for name, ones in cells.items())])
+    yield ""
+    yield f"Reached: {wanted} on validation bytes, asked at every validation. Bytes: means with {CONFIDENCE:.0%} t-intervals, or bounds,"
+    yield "seeds that did not get there counted with all their bytes. Then: of later validations, how many within, their mean recall, and"
+    yield "how far seeds lie apart."
+    yield ""
 
 
 _BUDGET = ("bytes decoded", "bytes read")
@@ -93,8 +134,9 @@ def _scores(grid: Grid, results: Results) -> list[str]:
     columns = [column or grid.name for column in results]
     score_rows, rate_rows = [["score", *columns]], [["starts per byte", *columns]]
     for row in grid.rows:
-        score_rows.append([row, *(_score(grid, cells, row) for cells in results.values())])
-        rate_rows.append([row, *(_number(fmean(each["figures"]["rate"] for each in cells[row])) for cells in results.values())])
+        label = _labelled(row, [each for cells in results.values() for each in cells[row]])
+        score_rows.append([label, *(_score(grid, cells, row) for cells in results.values())])
+        rate_rows.append([label, *(_number(fmean(each["figures"]["rate"] for each in cells[row])) for cells in results.values())])
     scale_rows = [["column", f"R of {zero}", f"R of {one}", "price", "updates", "bytes decoded", "bytes read", "test bytes", "data"]]
     scale_rows += [[column, *_basis(cells, zero, one)] for column, cells in zip(columns, results.values(), strict=True)]
     interval = f"mean ± half-width of the {CONFIDENCE:.0%} t-interval over " if len(grid.seeds) > 1 else "no interval, "
@@ -132,6 +174,11 @@ def _basis(cells: Cells, zero: str, one: str) -> list[str]:
         _distinct(every, _test_bytes),
         _distinct(every, _data),
     ]
+
+
+def _labelled(row: str, ones: Sequence[dict[str, Any]]) -> str:
+    """The name of a row; what is not causal says so."""
+    return row if all(one["figures"].get("causal", True) for one in ones) else f"{row} (not causal)"
 
 
 def _seeds(grid: Grid) -> str:

@@ -25,9 +25,10 @@ from tqdm import tqdm
 from agents import checkpoint, config
 from agents.agent import Agent
 from agents.calibration import offset_for, shifted_logits
-from agents.data import MAX_SEED, Source, held_out, train_stream
+from agents.data import MAX_SEED, Source, held_out, train_stream, training_bytes
 from agents.evaluation import evaluate
 from agents.learner import Learner
+from agents.rules import Rule
 from agents.segmenting import segment, shown
 from segment_env.batch import Episodes
 from segment_env.errors import UserError
@@ -40,7 +41,8 @@ WANDB_MODES = (None, "offline", "online")
 class Run:
     """The parts that a configuration describes: data, model, agent, and where they stand.
 
-    The model is initialised from ``seed`` before the agent is built, so that runs of one seed begin alike whatever their agent.
+    The model is initialised from ``seed`` before the agent is built, so that runs of one seed begin alike whatever their agent. A
+    given rule is then fitted: see :class:`agents.rules.Rule`.
     """
 
     def __init__(self, settings: dict[str, Any]):
@@ -52,6 +54,10 @@ class Run:
         torch.manual_seed(settings["seed"])
         self.model = config.build(settings["model"]).to(self.device)
         self.agent = make_agent(settings["agent"], self.model.width).to(self.device)
+        if isinstance(rule := self.agent.policy, Rule):
+            _check_unit(rule, self.source)
+            rule.read_training(training_bytes(self.source, self.length, settings["seed"]))
+        self.calibrate()
 
     @property
     def updates(self) -> int:
@@ -73,6 +79,12 @@ class Run:
         """The training sequences; the n-th update plays the n-th episodes."""
         stream = train_stream(self.source)
         return Episodes(stream, learner.num_sequences, self.length, self.settings["seed"])
+
+    def calibrate(self) -> None:
+        """Fit a rule's threshold, if it has one, to validation bytes and the model as it is now."""
+        if isinstance(rule := self.agent.policy, Rule):
+            known = held_out(self.source, "validation", self.length, self.train["rows"], self.train["validation_bytes"])
+            rule.calibrate(self.model, known, self.device)
 
     @torch.no_grad()
     def rehearse(self) -> None:
@@ -166,7 +178,10 @@ def train(run: Run, folder: Path, resume: bool = False, progress: bool = True) -
             log.add(metrics)
             if update % run.train["log_every"] == 0 or update == run.updates:
                 log.write(counts | log.means())
-            if _every(update, run.train["validations"], run.updates):
+            validates = _every(update, run.train["validations"], run.updates)
+            if validates or update == run.updates or update & (update - 1) == 0:  # a young model changes most in its first updates
+                run.calibrate()
+            if validates:
                 figures = run.evaluate("validation", run.train["validation_bytes"])
                 log.write(counts | {f"validation_{key}": value for key, value in figures.items()})
             if update % run.train["checkpoint_every"] == 0 or update == run.updates:
@@ -260,6 +275,12 @@ def _refused(what: str, *kinds: type[Exception]) -> Iterator[None]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, ValueError) else f" ({type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno})"
         raise UserError(f"{what}: {message}{where}") from error
+
+
+def _check_unit(rule: Rule, source: Source) -> None:
+    unit = train_stream(source).unit
+    if rule.needs_text and unit != "byte":
+        raise UserError(f"{type(rule).__name__} is a rule of text, but the data's unit is a {unit}: choose a rule that needs no text")
 
 
 def _check(settings: dict[str, Any]) -> None:

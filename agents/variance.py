@@ -19,10 +19,12 @@ import torch
 from agents import config, training
 from agents.gradient_noise import Draws, Figures, figures, interval
 from agents.grid import override_lists
-from agents.laboratory import PARTS, Laboratory
+from agents.laboratory import FLIPS, PARTS, ROUNDS, Estimator, Laboratory
 from agents.tables import csv_of, markdown
 from segment_env.errors import UserError
 
+ROLES = ("truth", "objective")
+SEQUENCES = 4  #: whose single decisions are looked at, or as many as the estimator with the fewest has
 Interval = tuple[float, float, float]  #: a figure, and the ends of its 95% bootstrap interval
 
 
@@ -44,24 +46,43 @@ def run(folder: Path, overrides: Sequence[str], out: Path | None = None, draws: 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder '{out}': {error.strerror}") from error
-    others = {}
-    for role in ("truth", "objective"):
-        print(f"drawing the {role}", file=sys.stderr)
-        others[role] = lab.gradients(lab.estimator(role, [*overrides, *settings[role]]), role)
-    results = {}
+    print("drawing the truth", file=sys.stderr)
+    known = [lab.estimator(role, [*overrides, *settings[role]]) for role in ROLES]
+    others = dict(zip(ROLES, lab.gradients(known, "truth"), strict=True))
     for name, estimator in made.items():
-        print(f"drawing {name}", file=sys.stderr)
+        print(f"fitting and timing {name}", file=sys.stderr)
         lab.fit(estimator)
-        drawn = lab.gradients(estimator, "estimator")
-        results[name] = {
-            "time": lab.relative_time(estimator, made[reference]),
-            "encodings": estimator.samples.num_sequences / estimator.samples.num_rows,
+    times = {name: lab.relative_time(estimator, made[reference]) for name, estimator in made.items()}
+    print("drawing the estimators", file=sys.stderr)
+    results = {
+        name: {
+            "time": times[name],
+            "encodings": made[name].samples.num_sequences / made[name].samples.num_rows,
             **{part: _measured(drawn[part], {role: other[part] for role, other in others.items()}) for part in PARTS if part in drawn},
         }
+        for name, drawn in zip(made, lab.gradients(list(made.values()), "estimator"), strict=True)
+    }
     lines = list(_lines(results, reference))
-    text = table(lines, reference, settings["gamma"], lab)
-    _save(out, text, {"gamma": settings["gamma"], "draws": draws, "reference": reference, "torch": torch.__version__, "rows": lines})
+    credit = _credit(lab, made, reference, settings["gamma"])
+    text = table(lines, credit, reference, settings["gamma"], lab)
+    record = {"gamma": settings["gamma"], "draws": draws, "reference": reference, "torch": torch.__version__}
+    _save(out, text, {**record, "rows": lines, "credit": credit})
     return text
+
+
+def _credit(lab: Laboratory, made: dict[str, Estimator], reference: str, gamma: float) -> list[dict[str, Any]] | str:
+    """A flat record per estimator: how wrongly it credits single decisions; or why that is not known."""
+    print("flipping single boundaries", file=sys.stderr)
+    count = min(SEQUENCES, *(each.samples.num_sequences for each in made.values()))
+    try:
+        truth = lab.truth(made[reference].agent.soft_cap, gamma, count)
+    except UserError as error:
+        return str(error)
+    drawn = lab.directions(list(made.values()), count)
+    return [
+        {"estimator": name, **_flat({key: interval(value) for key, value in truth.errors(g).items()})}
+        for name, g in zip(made, drawn, strict=True)
+    ]
 
 
 def _rows(settings: dict[str, Any]) -> tuple[dict[str, list[str]], str]:
@@ -96,9 +117,15 @@ def _lines(results: dict[str, dict[str, Any]], reference: str) -> Iterator[dict[
                 "cosine": interval(mine.cosine),
                 "cosine_objective": interval(result[part]["objective"].cosine),
             }
-            ends = ("", "_low", "_high")
-            flat = {key + end: value for key, triple in shown.items() for end, value in zip(ends, triple, strict=True)}
-            yield {"part": part, "estimator": name, "time_ratio": result["time"], "encodings_per_row": result["encodings"], **flat}
+            costs = {"time_ratio": result["time"], "encodings_per_row": result["encodings"]}
+            yield {"part": part, "estimator": name, **costs, **_flat(shown)}
+
+
+_ENDS = ("", "_low", "_high")
+
+
+def _flat(shown: dict[str, Interval]) -> dict[str, float]:
+    return {key + end: value for key, triple in shown.items() for end, value in zip(_ENDS, triple, strict=True)}
 
 
 #: Head of a column -> the figure that it shows.
@@ -113,14 +140,13 @@ _COLUMNS = {
 }
 
 
-def table(lines: Sequence[dict[str, Any]], reference: str, gamma: float, lab: Laboratory) -> str:
-    """Markdown of the records: a table per part."""
+def table(lines: Sequence[dict[str, Any]], credit: list[dict[str, Any]] | str, reference: str, gamma: float, lab: Laboratory) -> str:
+    """Markdown of the records: a table per part, and one of credit."""
     text = []
     for part in PARTS:
         rows = [["estimator", *_COLUMNS, "time", "encodings"]]
         for line in (line for line in lines if line["part"] == part):
-            figures = (_shown(*(line[key + end] for end in ("", "_low", "_high"))) for key in _COLUMNS.values())
-            rows.append([line["estimator"], *figures, f"{line['time_ratio']:.2f}", f"{line['encodings_per_row']:.2f}"])
+            rows.append([line["estimator"], *_figures(line, _COLUMNS), f"{line['time_ratio']:.2f}", f"{line['encodings_per_row']:.2f}"])
         if len(rows) > 1:
             text += [f"Gradient of the {_NAMES[part]}, gamma {gamma:g}:", "", *markdown(rows), ""]
     return "\n".join(
@@ -133,11 +159,36 @@ def table(lines: Sequence[dict[str, Any]], reference: str, gamma: float, lab: La
             "bytes: fraction of the variance that is left when boundaries are averaged out. All estimates are free of the bias of noise:",
             "where noise rules a signal may come out negative, a cosine outside [-1, 1].",
             f"{lab.draws} draws of held-out bytes, 2 of boundaries each; in brackets 95% bootstrap intervals; - where noise hides it.",
+            "",
+            *_credit_table(credit, lab, gamma),
         ]
     )
 
 
 _NAMES = {"head": "policy's parameters", "encoder": "encoder"}
+
+
+#: The same of the table of credit.
+_CREDIT = {"noise": "noise", "wrong sign at starts": "wrong_at_starts", "wrong sign elsewhere": "wrong_elsewhere"}
+
+
+def _credit_table(credit: list[dict[str, Any]] | str, lab: Laboratory, gamma: float) -> list[str]:
+    if isinstance(credit, str):
+        return [f"No credit of single decisions: {credit}."]
+    rows = [["estimator", *_CREDIT], *([line["estimator"], *_figures(line, _CREDIT)] for line in credit)]
+    return [
+        f"Credit of single decisions, gamma {gamma:g}:",
+        "",
+        *markdown(rows),
+        "",
+        f"Of single rows, against the truth by flipping one boundary at a time under {ROUNDS} draws of the others. Noise: mean square of",
+        "(g - truth) over that of the truth. Wrong sign: how often g points away from the truth, positions weighted by |truth|, at starts",
+        f"of the reference and elsewhere. {lab.draws} draws of boundaries, {FLIPS} positions a sequence; intervals: over positions.",
+    ]
+
+
+def _figures(line: dict[str, Any], columns: dict[str, str]) -> Iterator[str]:
+    return (_shown(*(line[key + end] for end in _ENDS)) for key in columns.values())
 
 
 def _shown(value: float, low: float, high: float) -> str:
@@ -155,6 +206,7 @@ def _save(out: Path, text: str, record: dict[str, Any]) -> None:
         "variance.md": (text + "\n").encode(),
         "variance.json": (json.dumps(record, indent=1) + "\n").encode(),
         "variance.csv": csv_of(record["rows"]).encode(),
+        **({} if isinstance(record["credit"], str) else {"credit.csv": csv_of(record["credit"]).encode()}),
         "variance.png": plots.png(plots.draw_variances(record["rows"], record["reference"])),
     }
     try:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from segment_env.boundaries import effective, effective_gate
 from segment_env.errors import UserError
-from segment_env.scorer import Observation, Policy, Scorer, check_gate, gives_gate, reset_rows
+from segment_env.scorer import Observation, Policy, Scorer, check_causal, check_gate, gives_gate, reset_rows
 from segment_env.unroll import action_log_prob
 
 
@@ -19,12 +19,13 @@ class Actor(TensorDictModuleBase):
 
     Args: ``policy``; ``scorer``, read for the early head's predictions if the policy reads them; ``soft_cap`` of its logits.
     Writes ``action`` (1 at t = 0, 0 in padding), ``logits`` and ``action_log_prob`` (0 where there is no choice), and ``gate`` (as the
-    action) if the policy gives one. Raises UserError where that and the scorer do not go together, ValueError where the environment
-    shows another number of past decisions than the policy reads.
+    action) if the policy gives one. Raises UserError where that and the scorer do not go together and on a policy that is not causal,
+    ValueError where the environment shows another number of past decisions than the policy reads.
     """
 
     def __init__(self, policy: Policy, scorer: Scorer, soft_cap: float | None = None):
         super().__init__()
+        check_causal(policy)
         check_gate(scorer, policy)
         self.policy, self.soft_cap = policy, soft_cap
         self.__dict__["scorer"] = scorer  # read, never trained or moved with the policy

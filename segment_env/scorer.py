@@ -82,6 +82,9 @@ class Observation(NamedTuple):
 class Policy(Protocol):
     """Anything that places boundaries. One without a parallel form leaves ``parallel`` out and is stepped over T.
 
+    One that looks at what a decision at t has not read says so with ``causal = False``. It has a parallel form alone, is handed
+    ``valid`` [B, T] as a further keyword, and cannot be stepped or generate.
+
     One whose decisions hold a gate says so with an attribute ``gives_gate = True``; without the attribute it is False.
     """
 
@@ -128,6 +131,23 @@ def check_gate(scorer: Scorer, policy: Policy) -> None:
 def gives_gate(policy: Policy) -> bool:
     """Whether the decisions of ``policy`` hold a gate."""
     return getattr(policy, "gives_gate", False)
+
+
+def is_causal(policy: Policy) -> bool:
+    """Whether a decision at t of ``policy`` depends on x[<t] and its noise alone; a policy that does not say so is taken to be."""
+    return getattr(policy, "causal", True)
+
+
+def note(policy: Policy) -> str:
+    """What must stand beside all that a policy does: that it is not causal; nothing otherwise."""
+    return "" if is_causal(policy) else "NOT CAUSAL: boundaries depend on what comes after them"
+
+
+def check_causal(policy: Policy) -> None:
+    """Raises UserError where ``policy`` cannot be stepped."""
+    if not is_causal(policy):
+        name = type(policy).__name__
+        raise UserError(f"{name} is not causal: it cannot decide a byte at a time; use unroll, or a policy that reads the past alone")
 
 
 def capped(logits: Tensor, soft_cap: float | None) -> Tensor:

@@ -3,7 +3,7 @@
 Letters: S sequences, K boundary samples of a sequence, B rows = sum of K, T bytes, D width.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from segment_env.batch import Batch, Samples
 from segment_env.boundaries import BOS, effective, effective_gate, is_choice, recent_starts, since_start
-from segment_env.scorer import Decision, Observation, Policy, Scorer, check_gate
+from segment_env.scorer import Decision, Observation, Policy, Scorer, check_gate, is_causal
 
 
 class Live(NamedTuple):
@@ -95,7 +95,8 @@ def _decide(
     actions: Tensor | None,
 ) -> Decision:
     if hasattr(policy, "parallel"):
-        return policy.parallel(h, x, noise, early_log_p, soft_cap=soft_cap, actions=actions)
+        more: dict[str, Any] = {} if is_causal(policy) else {"valid": valid}
+        return policy.parallel(h, x, noise, early_log_p, soft_cap=soft_cap, actions=actions, **more)
     state, before = policy.init(len(x)), F.pad(x, (1, 0), value=BOS)
     starts, since = torch.zeros_like(x, dtype=torch.bool), torch.zeros_like(x[:, 0])
     padded = F.pad(starts, (policy.n_past, 0))  # starts, with room for the decisions before the sequence

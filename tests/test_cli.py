@@ -73,6 +73,25 @@ def test_evaluation_at_a_rate(finished, capsys):
     assert figures["boundaries"] == "sampled, uncapped, calibrated to 0.1 on validation bytes"
 
 
+def test_what_is_not_causal_says_so_wherever_it_appears(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert cli.main(["train", *TINY, "agent=bpe", "agent.policy.vocabulary=300", "data=made_up", "--run", str(run)]) == 0
+    assert "sampled, uncapped; NOT CAUSAL: boundaries depend on what comes after them, seed 0" in capsys.readouterr().out
+    assert cli.main(["eval", str(run)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["causal"] is False and "NOT CAUSAL" in figures["boundaries"]
+    assert cli.main(["segment", str(run), "Call me"]) == 0
+    out, err = capsys.readouterr()
+    assert out.replace("|", "") == "Call me\n" and err == "NOT CAUSAL: boundaries depend on what comes after them\n"
+
+
+def test_no_validation_bytes_for_a_threshold(tmp_path, mistake):
+    (tmp_path / "short.txt").write_text("Call me I")
+    arguments = ("agent=entropy", "data=files", f"data.source.path={tmp_path / 'short.txt'}", "data.length=4")
+    assert "the threshold of agent.policy has no validation bytes to be calibrated on" in mistake("train", *arguments)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_segmenting_keeps_the_text(finished, capsysbinary):
     assert cli.main(["segment", str(finished), "Call me Ishmael."]) == 0
     assert capsysbinary.readouterr().out.replace(b"|", b"") == b"Call me Ishmael.\n"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import float64
 
-from agents.credit import true_direction
+from agents.credit import Truth, true_direction
 from agents.policies import WindowPolicy
 from agents.returns import discounted_return
 from segment_env.batch import Samples, pack
@@ -35,6 +35,18 @@ def test_it_is_the_expected_direction(gamma: float) -> None:
     mean, error = true_direction(scorer, policy, batch, positions, gamma, 6.0, rounds=400)
     assert ((mean - expected).abs() < 4.5 * error + 1e-12).all()
     assert (error < 0.1 * expected.abs().max()).all()
+
+
+def test_errors_of_known_directions() -> None:
+    """One draw in four points the wrong way at the start, none elsewhere; where g is 0 it points nowhere."""
+    truth = Truth(torch.tensor([[1, 3]]), torch.tensor([[2.0, -1.0]]), torch.tensor([[0.0, 0.5]]), torch.tensor([[True, False]]))
+    directions = torch.zeros(5, 1, 4, dtype=float64)
+    directions[:4, 0, 1] = torch.tensor([2.0, 2.0, 2.0, -2.0])
+    directions[:4, 0, 3] = -1.0
+    found = truth.errors(directions)
+    assert found["wrong_at_starts"][0] == 0.25 and found["wrong_elsewhere"][0] == 0.0
+    expected = ((16 + 4) / 5 + 1 / 5 - 0.25) / (4 + 1 - 0.25)
+    assert found["noise"][0].item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_policy_that_reads_its_past_is_refused() -> None:

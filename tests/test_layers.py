@@ -23,7 +23,7 @@ LAYERS = [
     # agents: pure functions, modules, programs
     ["agents.returns", "agents.advantages", "agents.estimators", "agents.statistics"],
     ["agents.sampling", "agents.policies", "agents.rules", "agents.rates", "agents.critics", "agents.hindsight", "agents.losses"],
-    ["agents.routing", "agents.gumbel", "agents.rate_losses"],
+    ["agents.text_rules", "agents.bpe", "agents.entropy", "agents.truth", "agents.routing", "agents.gumbel", "agents.rate_losses"],
     [
         *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
         *[
@@ -33,6 +33,8 @@ LAYERS = [
             "agents.segmenting",
             "agents.generation",
             "agents.grid",
+            "agents.costs",
+            "agents.reach",
             "agents.tables",
             "agents.plots",
             "agents.compare",

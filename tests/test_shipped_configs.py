@@ -15,6 +15,7 @@ from segment_env.errors import UserError
 FOLDER = config.find_folder()
 SMALL = ["train.rows=4", "train.bytes=1024", "data.length=32", "train.device=cpu"]
 DIAGNOSTIC = ["diagnostic=delimiter", "rate=none"]
+WORDS = ["diagnostic=words", "rate=none"]
 
 
 def options(group: str) -> list[str]:
@@ -44,8 +45,8 @@ def test_agents(name: str) -> None:
     if name in GATED:  # a scorer in closed form has no pooling that its loss could reach a gate through
         with pytest.raises(UserError, match="which Delimiter does not read"):
             tried(f"agent={name}", *DIAGNOSTIC)
-    run = tried(f"agent={name}", *([] if name in GATED else DIAGNOSTIC))
-    if name not in ("oracle",):  # which is one of diagnostic problems
+    run = tried(f"agent={name}", *([] if name in GATED else WORDS if name == "truth" else DIAGNOSTIC))
+    if name != "oracle":  # which is one of diagnostic problems
         tried(f"agent={name}", "data=made_up")
     if run.learns:
         learner = run.learner()
@@ -172,6 +173,18 @@ def test_experiments(name: str, tmp_path: Path) -> None:
         ("agent=hnet pooling=select", "CosineRouting learns through its gate, which SelectAdd does not read: use another pooling"),
         ("pooling=smoothing", "SelectSmooth reads the gate of a policy, and WindowPolicy gives none: use another pooling"),
         ("agent=gumbel diagnostic=delimiter", "GumbelPolicy learns through its gate, which Delimiter does not read"),
+        (
+            "agent=bpe agent.policy.vocabulary=256",
+            "agent.policy.vocabulary must be a whole number above 256, as the bytes are in it, got 256",
+        ),
+        ("agent=entropy target=1.5", "the rate of agent.policy must lie strictly between 0 and 1 (boundaries per byte), got 1.5"),
+        ("agent=exact_random target=0", "a rate must lie strictly between 0 and 1 (boundaries per byte), got 0"),
+        ("agent=whitespace +agent.policy.first=true", "agents.text_rules.Whitespace takes no keyword 'first'; did you mean 'first_only'?"),
+        ("agent=truth", "Corpus has no known word starts: agent=truth is for data=made_up and diagnostic=words"),
+        (
+            "agent=spacebyte diagnostic=silence rate=none",
+            "SpaceByte is a rule of text, but the data's unit is a sample: choose a rule that needs no text",
+        ),
         ("rate=pid", "rate=pid: there is no such rate; did you mean 'pi'?"),
         ("rate=lagrangian rate.step=-1", "a Lagrangian price needs a positive step"),
         ("diagnostic=delay", "diagnostic=delay: there is no such diagnostic; did you mean 'delayed'?"),

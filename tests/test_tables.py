@@ -1,7 +1,9 @@
 """Tables of literal cells, with figures worked out by hand."""
 
+import csv
+
 from agents.grid import Grid
-from agents.tables import table
+from agents.tables import as_csv, table
 
 TRAINED = (10, 640, 320)  # updates, bytes decoded, bytes read
 RULE = (0, 0, 0)
@@ -17,7 +19,7 @@ def cell(reward: float, rate: float, budget: tuple[int, int, int] = TRAINED, **o
         "figures": figures,
         "validation": figures,
         "calibrated": None,
-        **{"update": update, "bytes_decoded": decoded, "bytes_read": read, "curve": []},
+        **{"update": update, "bytes_decoded": decoded, "bytes_read": read, "curve": [], "flops_per_byte": 2e6, "sentence": "|a|bc|"},
         "versions": {"python": "3.11", "torch": "2.13", "device": "cpu"},
         "config": {"agent": {"price": 0.1}},
     }
@@ -106,3 +108,45 @@ def test_a_table_without_a_scale_by_hand() -> None:
     columns = grid("mine", "never", reference="never", columns={"a": [], "b": []}, notes=("Note.",))
     expected = ["### a", "", *ordinary, "", "### b", "", *ordinary, "", "Note."]
     assert table(columns, {"a": cells, "b": cells}).splitlines() == expected
+
+
+def test_a_row_that_is_not_causal_says_so() -> None:
+    ones, others = [cell(1, 0.2, causal=False)] * 2, [cell(1, 0.2, causal=True)] * 2
+    ordinary = table(grid("bpe", "mine", reference="mine"), {"": {"bpe": ones, "mine": others}})
+    assert [line.split("|")[1].strip() for line in ordinary.splitlines()[2:4]] == ["bpe (not causal)", "mine"]
+    zero = [cell(0, 0.0, RULE)] * 2
+    scores = table(grid("never", "bpe", "mine", scale=("never", "mine")), {"": {"never": zero, "bpe": ones, "mine": others}})
+    assert sum(line.startswith("| bpe (not causal) |") for line in scores.splitlines()) == 2
+
+
+def test_what_rows_cost_by_hand() -> None:
+    lengths = {"segment_length_mean": 5.0, "segment_length_std": 1.5}
+    cells = {
+        "mine": [cell(0, 0.2, **lengths), cell(0, 0.2, **lengths) | {"flops_per_byte": 4e6}],
+        "never": [cell(0, 0.0, RULE, **lengths)] * 2,
+    }
+    cells["never"] = [one | {"flops_per_byte": None} for one in cells["never"]]
+    speeds = {
+        ("", "mine"): {"time_ratio": 1.25, "bytes_per_second": 12345.6},
+        ("", "never"): {"time_ratio": 1.0, "bytes_per_second": 15000.0},
+    }
+    costs = [
+        "| cell  | bytes a segment | standard deviation | MFLOPs a byte | update time / never | bytes a second |",
+        "| ----- | --------------: | -----------------: | ------------: | ------------------: | -------------: |",
+        "| mine  |           5.000 |              1.500 |         3.000 |                1.25 |         12,346 |",
+        "| never |           5.000 |              1.500 |             - |                1.00 |         15,000 |",
+        "",
+        "Segments of the test split. FLOPs: of training, forward and backward, per byte decoded, at the mean rate of the validations;",
+        "what a policy adds to the model is not counted. Time: median of 7 pairs of updates in turns.",
+        "",
+        "    mine   |a|bc|",
+        "    never  |a|bc|",
+    ]
+    ordinary = grid("mine", "never", reference="never", costs=7)
+    assert table(ordinary, {"": cells}, speeds).splitlines()[-len(costs) :] == costs
+    both = {(column, row): speed for column in ("a", "b") for (_, row), speed in speeds.items()}
+    scaled = grid("mine", "never", scale=("never", "mine"), columns={"a": [], "b": []}, costs=7)
+    lines = table(scaled, {"a": cells, "b": cells}, both).splitlines()
+    assert [lines[lines.index(f"### {column}") + 2 :][: len(costs)] for column in ("a", "b")] == [costs, costs]
+    first = next(csv.DictReader(as_csv(ordinary, {"": cells}, speeds).splitlines()))
+    assert (first["row"], first["time_ratio"], first["flops_per_byte"]) == ("mine", "1.25", "2000000.0")

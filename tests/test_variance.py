@@ -58,6 +58,9 @@ def test_the_table_of_the_shipped_estimators(run: Path, tmp_path: Path, capsys: 
     assert reference["variance_ratio_equal_rows"] == reference["variance_ratio_equal_time"] == reference["time_ratio"] == 1.0
     encodings = {row["estimator"]: row["encodings_per_row"] for row in record["rows"]}
     assert (encodings["paper"], encodings["leave_one_out_k2"], encodings["leave_one_out_on_half"]) == (1.0, 0.5, 0.75)
+    credit = {line["estimator"]: line for line in record["credit"]}
+    assert list(credit) == names and all(0 <= line["wrong_elsewhere"] <= 1 and line["noise"] > 0 for line in credit.values())
+    assert credit["leave_one_out_k2"]["noise"] < credit["paper"]["noise"] < credit["score_function"]["noise"]
     lines = list(csv.DictReader((tmp_path / "out" / "variance.csv").read_text().splitlines()))
     assert len(lines) == len(record["rows"]) and float(lines[0]["variance"]) == record["rows"][0]["variance"]
     assert (tmp_path / "out" / "variance.md").read_text() == out
@@ -75,14 +78,15 @@ def test_an_estimator_of_ones_own_is_seen_in_the_table(run: Path, tmp_path: Path
     names = [name for name in config.load(["experiment=estimators"])["grid"] if name != "paper"]
     less = ['truth=["agent=rloo"]', 'objective=["agent=rloo"]', *(f"~grid.{name}" for name in names)]
     table = variance.run(run, [*shlex.split(line)[3:], *less], tmp_path / "out", draws=3, fit_updates=0, pairs=1)
-    assert [text.split()[1] for text in table.splitlines() if text.startswith(("| paper", "| clipped"))] == ["paper", "clipped"] * 2
+    assert [text.split()[1] for text in table.splitlines() if text.startswith(("| paper", "| clipped"))] == ["paper", "clipped"] * 3
 
 
 def test_nothing_of_the_run_moves(run: Path, lab: Laboratory) -> None:
     before = {name: value.clone() for part in (lab.run.model, lab.run.agent) for name, value in part.state_dict().items()}
     estimator, critic = lab.estimator("default", ["data=made_up", "agent=default"]), lab.estimator("a2c", ["data=made_up", "agent=a2c"])
     lab.fit(critic)
-    lab.gradients(critic, "estimator")
+    lab.gradients([critic, estimator], "estimator")
+    lab.directions([critic, estimator], 2)
     lab.relative_time(critic, estimator)
     after = {name: value for part in (lab.run.model, lab.run.agent) for name, value in part.state_dict().items()}
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -91,7 +95,9 @@ def test_nothing_of_the_run_moves(run: Path, lab: Laboratory) -> None:
 
 def test_draws_are_repeatable_and_share_their_bytes(lab: Laboratory) -> None:
     estimator = lab.estimator("rloo", ["data=made_up", "agent=rloo"])
-    first, second = (lab.gradients(estimator, "estimator") for _ in range(2))
+    other = lab.estimator("plain", ["data=made_up", "agent=default"])
+    (first,) = lab.gradients([estimator], "estimator")
+    _, second = lab.gradients([other, estimator], "estimator")
     assert first.keys() == {"head", "encoder"} and first["head"].shape == (3, 2, 128)
     assert all(torch.equal(first[part], second[part]) for part in first)
     assert not torch.equal(first["head"][:, 0], first["head"][:, 1])
@@ -104,7 +110,7 @@ def test_the_gradient_is_that_of_training(lab: Laboratory) -> None:
     """What is measured equals what the agent's own loss sends into the policy."""
     estimator = lab.estimator("default", ["data=made_up", "agent=default", "agent.rate_weight=0", "agent.policy_weight=1"])
     batch = lab.batch(estimator.samples, 0, "estimator", 0)
-    got = lab.gradient(estimator, batch)["head"]
+    got = lab.gradient(estimator, *lab.rollout(estimator, batch))["head"]
     agent, learner = estimator.agent, training.Run(lab.run.settings).learner()
     from segment_env.unroll import unroll
 
@@ -120,8 +126,9 @@ def test_leave_one_out_is_quieter_and_agrees_with_the_score_function(run: Path) 
     lab = Laboratory(training.open_run(run), draws=24, fit_updates=0, pairs=1)
     plain = lab.estimator("plain", ["agent.advantage.early_exit=null", "agent.advantage.batch_relative=null"])
     paired = lab.estimator("rloo", ["agent=rloo"])
-    truth = lab.gradients(lab.estimator("truth", ["agent=rloo", "agent.samples=4"]), "truth")
-    noisy, quiet = (figures(Draws.of(lab.gradients(each, "estimator")["head"], truth["head"])) for each in (plain, paired))
+    (truth,) = lab.gradients([lab.estimator("truth", ["agent=rloo", "agent.samples=4"])], "truth")
+    drawn = lab.gradients([plain, paired], "estimator")
+    noisy, quiet = (figures(Draws.of(each["head"], truth["head"])) for each in drawn)
     assert quiet.variance[0] < noisy.variance[0] / 3
     assert abs(quiet.bias[0]) < 0.5 or quiet.bias[0].isnan()
 
