@@ -181,7 +181,8 @@ def achieved_flops(case: Case) -> Iterator[Row]:
     batch = _batch(run, learner)
     starts = _starts(learner, batch)
     samples = learner.samples.num_rows / learner.num_sequences
-    work = 3 * case.rows * case.length * run.model.flops_per_byte(starts.float().mean().item(), case.length, samples)
+    policy = getattr(run.agent.policy, "flops_per_byte", lambda: 0.0)()  # a read-out is too little to be counted
+    work = 3 * case.rows * case.length * (run.model.flops_per_byte(starts.float().mean().item(), case.length, samples) + policy)
     side = 8192 if run.device.type == "cuda" else 2048
     a, b = torch.randn(2, side, side, dtype=torch.bfloat16 if case.precision == "bf16" else torch.float32, device=run.device)
     update, product = stopwatch(lambda: learner.update(batch), run.device), stopwatch(lambda: a @ b, run.device)

@@ -25,9 +25,9 @@ STEPS = 24  #: of bisection: 2 * LARGEST / 2^STEPS is below 1e-5
 def offset_for(scorer: Scorer, policy: Policy, batches: Iterable[Batch], target: float, device: torch.device | str = "cpu") -> float:
     """The offset at which the mean probability of a start over the choices of ``batches``, uncapped, is ``target``.
 
-    ``policy`` has a parallel form, logits, and an ``offset`` that is added to them, as WindowPolicy has; decisions are sampled anew at
-    every trial, by the batches' own noise. Raises UserError on another policy, a rate that is none, or where no offset within
-    +-LARGEST reaches it.
+    ``policy`` has a parallel form, and an ``offset`` that is added to its logits, as WindowPolicy has, or to what it thresholds: then
+    the rate is that of the starts themselves. Decisions are sampled anew at every trial, by the batches' own noise. Raises UserError
+    on another policy, a rate that is none, or where no offset within +-LARGEST reaches it.
     """
     check_rate(target, "the target rate")
     if not hasattr(policy, "offset") or not hasattr(policy, "parallel") or policy.reads_early_log_p:
@@ -37,7 +37,8 @@ def offset_for(scorer: Scorer, policy: Policy, batches: Iterable[Batch], target:
 
     def rate(offset: float) -> float:
         with shifted_logits(policy, offset):
-            decisions = [sampled(h, x, noise, None).logits.sigmoid() for h, x, noise, _ in seen]
+            drawn = [sampled(h, x, noise, None) for h, x, noise, _ in seen]
+        decisions = [each.action.double() if each.logits is None else each.logits.sigmoid() for each in drawn]
         p, choice = (torch.cat([each.flatten() for each in column]) for column in (decisions, [choice for *_, choice in seen]))
         return float(mean_over(p, choice))
 

@@ -30,12 +30,13 @@ def evaluate(
     once, the first of a crop included, with a fresh BOS for every crop. See ``Totals.result`` for the figures; ``reward`` is the
     mean of r[t] over bytes, in nats, with ``price`` for every start at a choice; ``causal``: whether the policy is.
     """
-    totals, reward, count, seed = Totals(), 0.0, 0, None
+    totals, reward, count, seed, drawn = Totals(), 0.0, 0, None, "sampled, uncapped"
     for batch in batches:
         batch, seed = batch.to(device), batch.seed
         rollout, live = unroll(scorer, policy, batch, Samples([1] * len(batch.bytes), device=device), price=price)
         starts = rollout["action"].bool()
+        drawn = "thresholded" if live.logits is None and live.gate is not None else "sampled, uncapped"
         totals.add(live.nll, starts, batch.valid, rollout["is_choice"], reference_starts(source, batch.bytes))
         reward, count = reward + float(rollout["next", "reward"].double().sum()), count + int(batch.valid.sum())
-    boundaries = "; ".join(filter(None, ("sampled, uncapped", note(policy))))
+    boundaries = "; ".join(filter(None, (drawn, note(policy))))
     return {**totals.result(), "reward": reward / count, "boundaries": boundaries, "causal": is_causal(policy), "seed": seed}

@@ -18,6 +18,12 @@ def mean_over(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
+def ratio(f: Tensor, g: Tensor, target: float) -> Tensor:
+    """H-Net's N / (N-1) * ((N-1) F G + (1-F)(1-G)), N = 1 / target, of two rates."""
+    n = 1 / target
+    return n / (n - 1) * ((n - 1) * f * g + (1 - f) * (1 - g))
+
+
 class Free(nn.Module):
     """Controls nothing: the base of all controllers."""
 
@@ -98,8 +104,7 @@ class RatioLoss(_Controller):
         p = free.sigmoid()
         g = mean_over(p, is_choice)
         f = (g if self.sampled else mean_over((free >= 0).to(p.dtype), is_choice)).detach()
-        n = 1 / self.target
-        return n / (n - 1) * ((n - 1) * f * g + (1 - f) * (1 - g))
+        return ratio(f, g, self.target)
 
 
 class Lagrangian(_Controller):

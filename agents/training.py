@@ -120,7 +120,7 @@ class Run:
         offset = offset_for(self.model, self.agent.policy, known, rate, self.device)
         with shifted_logits(self.agent.policy, offset):
             figures = evaluate(self.model, self.agent.policy, batches, self.source, self.device, self.agent.price)
-        return {**figures, "boundaries": f"sampled, uncapped, calibrated to {rate:g} on validation bytes", "offset": offset}
+        return {**figures, "boundaries": f"{figures['boundaries']}, calibrated to {rate:g} on validation bytes", "offset": offset}
 
 
 def make_agent(node: dict[str, Any], width: int, policy: Policy | None = None) -> Agent:

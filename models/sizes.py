@@ -41,8 +41,9 @@ def flops_per_byte(size: Size, rate: float, length: int, samples: float = 1.0) -
     """Floating-point operations of one forward per decoded byte; a training step costs three times as much.
 
     A multiply-add counts two. Counted: every matrix product and attention over the keys that are in reach, the mean over positions;
-    not counted: norms, embedding, softmax, and what an implementation wastes on padding. ``rate`` is tokens per byte, t = 0
-    included; ``length`` T of a crop; with ``samples`` K boundary samples of a sequence, encoder and early head are shared by K.
+    not counted: norms, embedding, softmax, what a pooling pair or a policy adds (they count that themselves), and what an
+    implementation wastes on padding. ``rate`` is tokens per byte, t = 0 included; ``length`` T of a crop; with ``samples`` K boundary
+    samples of a sequence, encoder and early head are shared by K.
     """
     d = size.width
     beginning = sum(range(1, min(length, size.window) + 1))  # the first positions have fewer keys in reach

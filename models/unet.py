@@ -7,11 +7,13 @@
           h at a=1 -> mid (token layers, full causal attention, rotary byte positions) -> y[B,M,D]
           h[t] + y[segment(t)] -> decoder (byte layers, sliding window) -> log p
 
-It implements the scorer protocol of ``segment_env.scorer``, whose docstrings give the contract of every method.
+How tokens are made of h, and what bytes receive of y, is the pooling pair's to say; drawn is the paper's. It implements the scorer
+protocol of ``segment_env.scorer``, whose docstrings give the contract of every method.
 
 Letters: S sequences, B rows, T bytes, M segments, D width, H heads, E = D / H, W window.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,18 +31,17 @@ from segment_env.boundaries import BOS, NUM_BYTES
 class ByteUNet(nn.Module):
     """A scorer with parameters.
 
-    Args: ``size``, a name of ``models.sizes.SIZES`` or a :class:`Size`; ``pooling``, the pair of ``models.pooling`` (default: the
-    paper's). Raises ValueError on a name that is none.
+    Args: ``size``, a name of ``models.sizes.SIZES`` or a :class:`Size`; ``pooling``, a pair (see ``models.pooling``; default: the
+    paper's), or what makes one of the width D. Raises ValueError on a name that is none.
     """
 
-    def __init__(self, size: str | Size = "nano", pooling: nn.Module | None = None):
+    def __init__(self, size: str | Size = "nano", pooling: nn.Module | Callable[[int], nn.Module] | None = None):
         super().__init__()
         if isinstance(size, str):
             size = SIZES.get(size, size)
         if not isinstance(size, Size):
             raise ValueError(f"no model size {size!r}; use one of {', '.join(SIZES)}, or a models.Size")
         self.size, self.width = size, size.width
-        self.pooling: Any = pooling or SelectAdd()
         self.embedding = nn.Embedding(NUM_BYTES + 1, size.width)
         self.encoder = nn.ModuleList(Block(size.width, size.heads, MLP_RATIO_BYTE) for _ in range(size.encoder))
         self.mid = nn.ModuleList(Block(size.width, size.heads, MLP_RATIO_TOKEN) for _ in range(size.mid))
@@ -51,6 +52,9 @@ class ByteUNet(nn.Module):
         self.apply(_initialise)
         with torch.no_grad():
             self.early_head.weight.copy_(self.head.weight)
+        # last: it initialises itself, and the rest begins alike whatever it draws
+        self.pooling: Any = SelectAdd() if pooling is None else pooling if isinstance(pooling, nn.Module) else pooling(size.width)
+        self.reads_gate, self.needs_gate = self.pooling.reads_gate, self.pooling.needs_gate
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,7 +63,7 @@ class ByteUNet(nn.Module):
 
     def flops_per_byte(self, rate: float, length: int, samples: float = 1.0) -> float:
         """Forward operations per decoded byte, attention included: see :func:`models.sizes.flops_per_byte`."""
-        return flops_per_byte(self.size, rate, length, samples)
+        return flops_per_byte(self.size, rate, length, samples) + self.pooling.flops_per_byte()
 
     def encode(self, x: Tensor) -> Tensor:
         """x [S, T] -> h [S, T+1, D], each vector of root mean square near 1."""
@@ -103,11 +107,11 @@ class ByteUNet(nn.Module):
 
     def predict(self, state: Any, action: Tensor, gate: Tensor | None = None) -> tuple[Any, Tensor]:
         """Token layers run only for the rows whose ``action`` is True."""
-        pooling, token = self.pooling.down_step(state["pooling"], state["h"])
+        pooling, token = self.pooling.down_step(state["pooling"], state["h"], action)
         rows = action.nonzero().squeeze(-1)
         if len(rows):
             state = self._start_segment(state, token[rows], rows)
-        pooling, z = self.pooling.up_step(pooling, state["h"], state["y"], gate)
+        pooling, z = self.pooling.up_step(pooling, state["h"], state["y"], action, gate)
         z = self._byte_step(self.decoder, state["decoder"], z, state["time"])
         return {**state, "pooling": pooling}, _log_softmax(self.head(self.decoder_norm(z)))
 

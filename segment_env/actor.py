@@ -8,9 +8,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
-from segment_env.boundaries import effective
+from segment_env.boundaries import effective, effective_gate
 from segment_env.errors import UserError
-from segment_env.scorer import Observation, Policy, Scorer, check_causal, reset_rows
+from segment_env.scorer import Observation, Policy, Scorer, check_causal, check_gate, gives_gate, reset_rows
 from segment_env.unroll import action_log_prob
 
 
@@ -18,17 +18,19 @@ class Actor(TensorDictModuleBase):
     """Steps ``policy`` through an environment; its own state of a row begins anew where the row is at t = 0.
 
     Args: ``policy``; ``scorer``, read for the early head's predictions if the policy reads them; ``soft_cap`` of its logits.
-    Writes ``action`` (1 at t = 0, 0 in padding), ``logits`` and ``action_log_prob`` (0 where there is no choice). Raises ValueError
-    where the environment shows another number of past decisions than the policy reads, UserError on a policy that is not causal.
+    Writes ``action`` (1 at t = 0, 0 in padding), ``logits`` and ``action_log_prob`` (0 where there is no choice), and ``gate`` (as the
+    action) if the policy gives one. Raises UserError where that and the scorer do not go together and on a policy that is not causal,
+    ValueError where the environment shows another number of past decisions than the policy reads.
     """
 
     def __init__(self, policy: Policy, scorer: Scorer, soft_cap: float | None = None):
         super().__init__()
         check_causal(policy)
+        check_gate(scorer, policy)
         self.policy, self.soft_cap = policy, soft_cap
         self.__dict__["scorer"] = scorer  # read, never trained or moved with the policy
         self.in_keys = ["hidden", "byte", "since", "noise", "is_choice", "valid"] + (["recent"] if policy.n_past else [])
-        self.out_keys = ["action", "logits", "action_log_prob"]
+        self.out_keys = ["action", "logits", "action_log_prob"] + (["gate"] if gives_gate(policy) else [])
         self._state, self._num_rows = None, 0
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -56,7 +58,8 @@ class Actor(TensorDictModuleBase):
         else:
             logits = torch.where(choice, decision.logits, 0.0)
             log_prob = torch.where(choice, action_log_prob(logits, action), 0.0)
-        return tensordict.update({"action": action.long(), "logits": logits, "action_log_prob": log_prob})
+        gate = {} if decision.gate is None else {"gate": effective_gate(decision.gate, choice, valid)}
+        return tensordict.update({"action": action.long(), "logits": logits, "action_log_prob": log_prob, **gate})
 
 
 class Start(torch.distributions.Bernoulli):

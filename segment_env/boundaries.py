@@ -38,6 +38,11 @@ def effective(action: Tensor, choice: Tensor, valid: Tensor) -> Tensor:
     return torch.where(choice, action.bool(), valid)
 
 
+def effective_gate(gate: Tensor, choice: Tensor, valid: Tensor) -> Tensor:
+    """The soft companion of :func:`effective`: 1 at t = 0, 0 in padding, neither with a gradient, the gate elsewhere. All [...]."""
+    return torch.where(choice, gate, valid.to(gate.dtype))
+
+
 def segment_ids(starts: Tensor) -> Tensor:
     """Segment that every byte lies in. ``starts`` [..., T] bool with starts[..., 0] -> [..., T] int64 from 0.
 

@@ -13,6 +13,7 @@ One step is one byte. The bytes are fixed at reset and do not depend on the acti
 | ``sequence`` | [B] int64 | root, next | id shared by the K rows of one sequence, unique under one seed |
 | ``action`` | [B] int64 | root | 1: byte t starts a segment; ignored where ``is_choice`` is False |
 | ``logits``, ``action_log_prob`` | [B] float | root | as sampled, after the soft cap if there was one |
+| ``gate`` | [B] float | root | soft value of the action, from policies that give one to the scorer; ignored where the action is |
 | ``reward``, ``nll``, ``early_nll`` | [B, 1] float | next | nats: reward = early_nll - nll - price * a |
 | ``done``, ``terminated``, ``truncated`` | [B, 1] bool | next | end of a document: terminated; end of a crop: truncated |
 
@@ -30,7 +31,7 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from segment_env.batch import Batch, Episodes, Samples
-from segment_env.boundaries import BOS, NUM_BYTES, effective
+from segment_env.boundaries import BOS, NUM_BYTES, effective, effective_gate
 from segment_env.errors import UserError
 from segment_env.scorer import Scorer, reset_rows
 
@@ -166,6 +167,15 @@ class SegmentEnv(EnvBase):
             observation["recent"] = self._now["recent"].clone()
         return TensorDict(observation, self.batch_size, device=self.device)
 
+    def _gate(self, tensordict: TensorDictBase, choice: Tensor, valid: Tensor) -> Tensor | None:
+        """What the scorer reads beside the actions [B]. Raises UserError where it needs that and nobody gave it."""
+        gate = tensordict.get("gate", None)
+        if gate is not None:
+            return effective_gate(gate, choice, valid)
+        if getattr(self.scorer, "needs_gate", False):
+            raise UserError("this scorer reads a gate beside every action: step the environment with the Actor of a policy that gives one")
+        return None
+
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         now, valid, byte = self._now, self._at_time(self._valid), self._at_time(self._x)
@@ -174,7 +184,7 @@ class SegmentEnv(EnvBase):
             raise ValueError("a step must name every row that has not ended: rows move on together")
         choice = valid & (self._time > 0)
         start = effective(tensordict["action"], choice, valid)
-        state, log_p = self.scorer.predict(now["state"], start)
+        state, log_p = self.scorer.predict(now["state"], start, self._gate(tensordict, choice, valid))
         both = (log_p, self.scorer.early_log_p(now["h"]))
         nll, early_nll = (torch.where(valid[:, None], -each.gather(-1, byte[:, None]), 0.0) for each in both)
         state, h = self.scorer.observe(state, byte)

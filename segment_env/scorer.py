@@ -20,7 +20,11 @@ State = Any  #: a pytree (dicts, tuples, lists) of tensors whose first dimension
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A byte language model whose predictions depend on boundaries. All log-probabilities are in nats, 256-way."""
+    """A byte language model whose predictions depend on boundaries. All log-probabilities are in nats, 256-way.
+
+    One whose pooling reads a policy's gate says so with an attribute ``reads_gate = True``, and one that cannot do without it with
+    ``needs_gate = True``; without the attribute it is False.
+    """
 
     width: int  #: D of h
     dtype: torch.dtype  #: of its parameters
@@ -37,7 +41,7 @@ class Scorer(Protocol):
         """-log p(x[t] | x[<t], a[<=t]) of every position, in nats, float32 or wider.
 
         Args: ``h`` [B, T, D], the encoder's state of every row; ``starts`` [B, T] bool; ``x`` [B, T] int64; ``gate`` [B, T]
-        float, what a differentiable pooling needs, else None. Returns: [B, T].
+        float, what a differentiable pooling reads (1 at t = 0, 0 in padding), else None. Returns: [B, T].
         """
         ...
 
@@ -46,7 +50,7 @@ class Scorer(Protocol):
         ...
 
     def predict(self, state: State, action: Tensor, gate: Tensor | None = None) -> tuple[State, Tensor]:
-        """Decide position t: ``action`` [B] bool -> state, log p(x[t] | x[<t], a[<=t]) [B, 256]. May reuse ``state``'s memory."""
+        """Decide position t: ``action``, ``gate`` [B] -> state, log p(x[t] | x[<t], a[<=t]) [B, 256]. May reuse ``state``'s memory."""
         ...
 
     def observe(self, state: State, byte: Tensor) -> tuple[State, Tensor]:
@@ -59,7 +63,9 @@ class Decision(NamedTuple):
 
     action: Tensor  #: [B, T] or [B], bool; what stands where there is no choice is ignored
     logits: Tensor | None  #: of P(action = 1), float, after the soft cap if there was one; None: the action is no random variable
-    gate: Tensor | None = None  #: differentiable stand-in of the action for poolings that need one
+    #: Soft value in [0, 1] of the action, float, for poolings that differentiate through it: a forward pass cuts by the action, a
+    #: backward pass takes the gate for it. Whatever is replayed, it stays that of the policy's own decision.
+    gate: Tensor | None = None
 
 
 class Observation(NamedTuple):
@@ -78,6 +84,8 @@ class Policy(Protocol):
 
     One that looks at what a decision at t has not read says so with ``causal = False``. It has a parallel form alone, is handed
     ``valid`` [B, T] as a further keyword, and cannot be stepped or generate.
+
+    One whose decisions hold a gate says so with an attribute ``gives_gate = True``; without the attribute it is False.
     """
 
     n_past: int  #: how many past decisions ``recent`` holds for it; 0: none
@@ -108,6 +116,21 @@ class Policy(Protocol):
     def step(self, state: State, observation: Observation, *, soft_cap: float | None = None) -> tuple[State, Decision]:
         """Decide one position: fields of the decision are [B]."""
         ...
+
+
+def check_gate(scorer: Scorer, policy: Policy) -> None:
+    """Raises UserError where ``policy`` gives a gate that ``scorer`` does not read, or gives none and the scorer needs one."""
+    name, reader = type(policy).__name__, type(getattr(scorer, "pooling", scorer)).__name__
+    if not gives_gate(policy):
+        if getattr(scorer, "needs_gate", False):
+            raise UserError(f"{reader} reads the gate of a policy, and {name} gives none: use another pooling, or another agent")
+    elif not getattr(scorer, "reads_gate", False):
+        raise UserError(f"{name} learns through its gate, which {reader} does not read: use another pooling, or another agent")
+
+
+def gives_gate(policy: Policy) -> bool:
+    """Whether the decisions of ``policy`` hold a gate."""
+    return getattr(policy, "gives_gate", False)
 
 
 def is_causal(policy: Policy) -> bool:

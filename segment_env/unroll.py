@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from segment_env.batch import Batch, Samples
-from segment_env.boundaries import BOS, effective, is_choice, recent_starts, since_start
-from segment_env.scorer import Decision, Observation, Policy, Scorer, is_causal
+from segment_env.boundaries import BOS, effective, effective_gate, is_choice, recent_starts, since_start
+from segment_env.scorer import Decision, Observation, Policy, Scorer, check_gate, is_causal
 
 
 class Live(NamedTuple):
@@ -22,6 +22,7 @@ class Live(NamedTuple):
     early_nll: Tensor  #: [S, T] nats, 0 in padding
     h: Tensor  #: [S, T+1, D]
     logits: Tensor | None  #: [B, T], after the soft cap if there was one; None where the actions are no random variables
+    gate: Tensor | None = None  #: [B, T], 1 at t = 0 and 0 in padding; None where the policy gives none
 
 
 def unroll(
@@ -40,13 +41,15 @@ def unroll(
     The joint update needs nothing more: the nll whose graph trains the language model is, detached, the reward.
 
     Args: ``samples`` says how many rows each sequence has; ``actions`` [B, T], replayed instead of sampled; ``soft_cap`` of the
-    policy's logits; ``price`` in nats that a start costs at a choice; ``encoder_grad`` lets the gradient of the logits reach h.
+    policy's logits; ``price`` in nats that a start costs at a choice; ``encoder_grad`` lets the gradient of the logits, and of the
+    gate, reach h.
 
     Returns: the rollout, a detached tensordict [B, T] with the keys that ``SegmentEnv.rollout`` gives (see ``segment_env.env``);
     and its :class:`Live` tensors. Where ``valid`` is False the reward is 0 and ``done`` True. Raises ValueError where the batch,
-    the samples and the actions are not of one size.
+    the samples and the actions are not of one size; UserError where the policy's gate and the scorer do not go together.
     """
     _check_sizes(batch, samples, actions)
+    check_gate(scorer, policy)
     x, valid = samples.expand(batch.bytes), samples.expand(batch.valid)
     choice = is_choice(valid)
     h = scorer.encode(batch.bytes)
@@ -61,10 +64,11 @@ def unroll(
     del early_log_p  # S x T x 256: without a graph its memory is free for the decoder
     decision = _decide(policy, seen[:, :-1], x, noise[:, :-1], read, valid, soft_cap, replayed)
     starts = effective(decision.action, choice, valid) if replayed is None else replayed
+    gate = None if decision.gate is None else effective_gate(decision.gate, choice, valid)
 
-    nll = _masked(scorer.nll(rows[:, :-1], starts, x, decision.gate), valid)
+    nll = _masked(scorer.nll(rows[:, :-1], starts, x, gate), valid)
     logits = None if decision.logits is None else _masked(decision.logits, choice)
-    live = Live(nll, early_nll, h, logits)
+    live = Live(nll, early_nll, h, logits, gate)
     return _rollout(live, rows, x, valid, starts, noise, batch, samples, policy.n_past, price), live
 
 
@@ -159,6 +163,7 @@ def _rollout(
     else:
         logits = live.logits.detach()
         log_prob = _masked(action_log_prob(logits, starts), choice)
+    gate = {} if live.gate is None else {"gate": live.gate.detach()}
     never = torch.zeros_like(valid)[..., None]
     return TensorDict(
         {
@@ -166,6 +171,7 @@ def _rollout(
             "action": starts.long(),
             "logits": logits,
             "action_log_prob": log_prob,
+            **gate,
             **dict.fromkeys(("done", "terminated", "truncated"), never),
             "next": TensorDict(
                 {name: values[:, 1:] for name, values in later.items()} | {name: values[..., None] for name, values in outcome.items()},

@@ -23,10 +23,11 @@ LAYERS = [
     # agents: pure functions, modules, programs
     ["agents.returns", "agents.advantages", "agents.estimators", "agents.statistics"],
     ["agents.sampling", "agents.policies", "agents.rules", "agents.rates", "agents.critics", "agents.hindsight", "agents.losses"],
-    ["agents.text_rules", "agents.bpe", "agents.entropy", "agents.truth"],
+    ["agents.text_rules", "agents.bpe", "agents.entropy", "agents.truth", "agents.routing", "agents.gumbel", "agents.rate_losses"],
     [
         *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
         *[
+            "agents.straight_through",
             "agents.calibration",
             "agents.evaluation",
             "agents.segmenting",

@@ -89,7 +89,7 @@ def test_steps_are_parallel():
     parallel = pooling.up(h, tokens.sin(), starts)
     state, y = pooling.init(3), torch.zeros(3, 3, dtype=float64)
     for t in range(20):
-        state, token = pooling.down_step(state, h[:, t])
+        state, token = pooling.down_step(state, h[:, t], starts[:, t])
         y = torch.where(starts[:, t, None], token.sin(), y)
-        state, out = pooling.up_step(state, h[:, t], y)
+        state, out = pooling.up_step(state, h[:, t], y, starts[:, t])
         assert torch.equal(out, parallel[:, t])

@@ -10,6 +10,7 @@ import torch
 
 from agents import cli, compare, config, training
 from agents.compare import PROGRAMS
+from segment_env.errors import UserError
 
 FOLDER = config.find_folder()
 SMALL = ["train.rows=4", "train.bytes=1024", "data.length=32", "train.device=cpu"]
@@ -31,14 +32,20 @@ def tried(*overrides: str) -> training.Run:
 
 def test_no_group_is_forgotten() -> None:
     groups = {folder.name for folder in FOLDER.iterdir() if folder.is_dir()}
-    assert groups == {"agent", "data", "diagnostic", "experiment", "model", "rate", "train"}
+    assert groups == {"agent", "data", "diagnostic", "experiment", "model", "pooling", "rate", "train"}
     assert options("train") == ["default"]
     assert "compare" in PROGRAMS
 
 
+GATED = [name for name in options("agent") if "StraightThrough" in str(config.load([f"agent={name}"])["agent"]["_target_"])]
+
+
 @pytest.mark.parametrize("name", options("agent"))
 def test_agents(name: str) -> None:
-    run = tried(f"agent={name}", *(WORDS if name == "truth" else DIAGNOSTIC))
+    if name in GATED:  # a scorer in closed form has no pooling that its loss could reach a gate through
+        with pytest.raises(UserError, match="which Delimiter does not read"):
+            tried(f"agent={name}", *DIAGNOSTIC)
+    run = tried(f"agent={name}", *([] if name in GATED else WORDS if name == "truth" else DIAGNOSTIC))
     if name != "oracle":  # which is one of diagnostic problems
         tried(f"agent={name}", "data=made_up")
     if run.learns:
@@ -56,6 +63,32 @@ def test_agents_on_every_device(name: str, device: torch.device) -> None:
     metrics = learner.update(run.episodes(learner).batch(0))
     assert {value.device.type for value in metrics.values()} == {device.type}
     assert all(value.isfinite().all() for value in metrics.values())
+
+
+def test_an_agent_brings_its_pooling() -> None:
+    pairs = {name: type(tried(f"agent={name}", "data=made_up").model.pooling).__name__ for name in ("default", *GATED)}
+    assert pairs["default"] == "SelectAdd" and pairs["hnet"] == "SelectSmooth" and pairs["gumbel"] == "MeanAdd"
+    assert len(GATED) >= 2 and "SelectAdd" not in [pairs[name] for name in GATED]
+
+
+@pytest.mark.parametrize("name", options("pooling"))
+@pytest.mark.parametrize("agent", ["default", "uniform", *GATED])
+def test_poolings(name: str, agent: str) -> None:
+    """All pairs with all kinds of agents; what would silently learn nothing is refused, whatever the agent's own choice."""
+    overrides = [f"pooling={name}", f"agent={agent}", "data=made_up"]
+    if (agent in GATED and name == "select") or (agent not in GATED and name == "smoothing"):
+        with pytest.raises(UserError, match="(does not read|gives none): use another pooling, or another agent"):
+            tried(*overrides)
+    else:
+        tried(*overrides)
+
+
+@pytest.mark.parametrize("name", [name for name in options("model") if name != "closed_form"])
+@pytest.mark.parametrize("pooling", options("pooling"))
+def test_every_size_takes_every_pooling(name: str, pooling: str) -> None:
+    with torch.device("meta"):
+        model = config.build(config.load([f"model={name}", f"pooling={pooling}"])["model"])
+    assert all(parameter.shape[-1] == model.width for parameter in model.pooling.parameters())
 
 
 @pytest.mark.parametrize("name", options("rate"))
@@ -135,6 +168,11 @@ def test_experiments(name: str, tmp_path: Path) -> None:
             "agent=grpo ~agent.policy +agent.policy={_target_:agents.rules.IidRandom,rate:0.2}",
             "IidRandom has no parameters to learn: use the agent Given for it",
         ),
+        ("agent=hnet agent.soft_cap=6", "there is no key 'agent.soft_cap'"),
+        ("agent=hnet +agent.soft_cap=6", "agent.epochs must be 1 and agent.soft_cap null, got 1 and 6"),
+        ("agent=hnet pooling=select", "CosineRouting learns through its gate, which SelectAdd does not read: use another pooling"),
+        ("pooling=smoothing", "SelectSmooth reads the gate of a policy, and WindowPolicy gives none: use another pooling"),
+        ("agent=gumbel diagnostic=delimiter", "GumbelPolicy learns through its gate, which Delimiter does not read"),
         (
             "agent=bpe agent.policy.vocabulary=256",
             "agent.policy.vocabulary must be a whole number above 256, as the bytes are in it, got 256",

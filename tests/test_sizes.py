@@ -5,7 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention import causal
+from models.mean_pooling import MeanAdd
 from models.sizes import SIZES, Size, flops_per_byte
+from models.smoothing import SelectSmooth
 from models.unet import ByteUNet
 
 PARAMETERS = {
@@ -105,6 +107,19 @@ def test_flops_are_those_that_torch_counts(samples):
     exact = unet.flops_per_byte(1 / step, length, samples) * len(starts) * length
     assert exact == pytest.approx(products + attention_products(size, starts, 2), rel=1e-12)
     assert sum(counts.values()) == products + attention  # nothing else was counted
+
+
+def test_flops_of_a_pooling_pair():
+    """H-Net's residual is a product at every byte; a mean is additions. Smoothing takes 4 D a token, counted as little as those."""
+    plain, smooth, mean = (ByteUNet("nano", make).flops_per_byte(0.2, 512) for make in (None, SelectSmooth, MeanAdd))
+    assert smooth == plain + 2 * 128 * 128 and mean == plain
+    pair, h, starts = SelectSmooth(128), torch.randn(2, 64, 128), every(2, 64, 4)
+    y = pair.down(h, starts)[0]
+    with FlopCounterMode(display=False) as counter:
+        pair.up(h, y, starts, torch.rand(2, 64))
+    counts = counter.get_flop_counts()["Global"]
+    assert counts[torch.ops.aten.mm] == pair.flops_per_byte() * 2 * 64
+    assert counts[torch.ops.aten.bmm] < 0.005 * plain * 2 * 64  # blocks of C x C weights, of which half is nothing
 
 
 def test_flops_of_the_fused_kernel_are_the_square():

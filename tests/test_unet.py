@@ -7,9 +7,12 @@ import torch
 from torch import bfloat16, float32, float64
 
 from models import SIZES, ByteUNet
+from models.mean_pooling import MeanAdd
 from models.pooling import SelectAdd
+from models.smoothing import SelectSmooth
 from segment_env.boundaries import BOS
 
+POOLINGS = {"select": None, "smoothing": SelectSmooth, "mean": MeanAdd}
 LAYOUTS = {name: size if name == "nano" else replace(size, width=32, heads=4) for name, size in SIZES.items()}
 EXACT = 1e-12
 
@@ -18,6 +21,8 @@ def unet_of(size="nano", dtype=float64, pooling=None, device="cpu"):
     """Weights large enough for every part to matter although nothing was trained."""
     unet = ByteUNet(size, pooling).to(device, dtype)
     with torch.no_grad():
+        if isinstance(unet.pooling, SelectSmooth):
+            unet.pooling.residual.normal_(std=unet.width**-0.5)
         for name, weight in unet.named_parameters():
             weight.mul_(5 if "head" in name else 3 if weight.dim() == 2 and "embedding" not in name else 1)
     return unet
@@ -37,10 +42,18 @@ def length_of(unet):
     return length
 
 
+def gate_of(x, h=None):
+    """A gate [B, T] that depends on the position alone or, given h, on h[t] alone; 1 at t = 0."""
+    time = torch.arange(x.shape[1], device=x.device, dtype=float64)
+    gate = (time.sin() / 2 + 0.5).expand(x.shape)
+    return torch.where(time == 0, 1.0, gate if h is None else (h[:, :-1].sum(-1) / 4).sigmoid())
+
+
 def parallel(unet, x, starts):
-    """nll [B, T], early log p and h [B, T+1, ...]."""
+    """nll [B, T], early log p and h [B, T+1, ...]; where the pooling reads a gate, one of h."""
     h = unet.encode(x)
-    return unet.nll(h[:, :-1], starts, x), unet.early_log_p(h), h
+    gate = gate_of(x, h) if unet.reads_gate else None
+    return unet.nll(h[:, :-1], starts, x, gate), unet.early_log_p(h), h
 
 
 def largest(*differences):
@@ -86,7 +99,7 @@ def perturbation_error(unet, x, starts, times):
         other, other_early, other_h = parallel(unet, later_x, later_starts)
         errors += [(other - nll)[:, :t], (other_early - early)[:, : t + 1], (other_h - h)[:, : t + 1]]
         later_x[:, t] = x[:, t]  # the byte that t is scored by
-        errors.append((unet.nll(unet.encode(later_x)[:, :-1], later_starts, later_x) - nll)[:, t])
+        errors.append((parallel(unet, later_x, later_starts)[0] - nll)[:, t])
     return largest(*errors)
 
 
@@ -94,8 +107,9 @@ def stepped(unet, x, starts):
     """nll [B, T], early log p and h [B, T+1, ...], a position at a time."""
     state, h = unet.init_state(*x.shape)
     nll, hidden = [], [h]
-    for byte, action in zip(x.unbind(1), starts.unbind(1), strict=True):
-        state, log_p = unet.predict(state, action)
+    for t, (byte, action) in enumerate(zip(x.unbind(1), starts.unbind(1), strict=True)):
+        gate = (torch.ones_like(h[:, 0]) if t == 0 else (h.sum(-1) / 4).sigmoid()) if unet.reads_gate else None
+        state, log_p = unet.predict(state, action, gate)
         state, h = unet.observe(state, byte)
         nll.append(-log_p.gather(1, byte[:, None]).squeeze(1))
         hidden.append(h)
@@ -112,8 +126,9 @@ def step_error(unet, x, starts):
 # ---------------------------------------------------------------------------------------------------------------- causality
 
 
-def test_nano_reads_the_past_alone(device):
-    unet = unet_of(device=device)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_nano_reads_the_past_alone(pooling, device):
+    unet = unet_of(pooling=POOLINGS[pooling], device=device)
     x, starts = rows_of(length_of(unet), device=device)
     times = range(x.shape[1])
     assert prefix_error(unet, x, starts, times) < EXACT
@@ -134,9 +149,10 @@ def test_every_layout_reads_the_past_alone(name):
     assert step_error(unet, x, starts) < EXACT
 
 
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("length", [1, 2, 16, 32])
-def test_other_lengths(length):
-    unet = unet_of()
+def test_other_lengths(length, pooling):
+    unet = unet_of(pooling=POOLINGS[pooling])
     x, starts = rows_of(length)
     assert prefix_error(unet, x, starts, range(length)) < EXACT
     assert step_error(unet, x, starts) < EXACT
@@ -150,8 +166,20 @@ def test_more_tokens_than_the_explicit_products_take():
     assert step_error(unet, x, starts) < EXACT
 
 
-def test_float32_steps_are_parallel(device):
-    unet = ByteUNet().to(device)
+@pytest.mark.parametrize("pooling", ["smoothing", "mean"])
+def test_no_gradient_of_a_later_gate(pooling):
+    unet = unet_of(pooling=POOLINGS[pooling])
+    x, starts = rows_of(length_of(unet))
+    gate = gate_of(x).clone().requires_grad_()
+    nll = unet.nll(unet.encode(x)[:, :-1], starts, x, gate)
+    for t in (1, 5, 20, 33):
+        (grad,) = torch.autograd.grad(nll[:, t].sum(), gate, retain_graph=True)
+        assert not grad[:, t + 1 :].any() and (t == 1 or grad[:, :t].any())
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_float32_steps_are_parallel(pooling, device):
+    unet = ByteUNet(pooling=POOLINGS[pooling]).to(device)
     x, starts = rows_of(length_of(unet), device=device)
     with torch.no_grad():
         for one, other in zip(stepped(unet, x, starts), parallel(unet, x, starts), strict=True):
@@ -166,6 +194,14 @@ class NextSegment(SelectAdd):
         return h + y.gather(1, ids[..., None].expand(-1, -1, y.shape[-1]))
 
 
+class SameSegment(MeanAdd):
+    """A planted leak: byte t receives the mean of its own segment, which has read all of it."""
+
+    def up(self, h, y, starts, gate=None):
+        ids = starts.long().cumsum(-1).clamp(max=y.shape[1] - 1)
+        return h + y.gather(1, ids[..., None].expand(-1, -1, y.shape[-1]))
+
+
 class EndOfSegment(SelectAdd):
     """A planted leak: a segment's token is h at its last byte."""
 
@@ -174,9 +210,9 @@ class EndOfSegment(SelectAdd):
         return super().down(h, ends)
 
 
-@pytest.mark.parametrize("leak", [NextSegment, EndOfSegment])
+@pytest.mark.parametrize("leak", [lambda width: NextSegment(), lambda width: EndOfSegment(), SameSegment])
 def test_every_check_finds_a_leak(leak):
-    unet = unet_of(replace(SIZES["nano"], width=32, mid=1), pooling=leak())
+    unet = unet_of(replace(SIZES["nano"], width=32, mid=1), pooling=leak)
     x, starts = rows_of(length_of(unet))
     times = (5, 20, 30)
     assert prefix_error(unet, x, starts, times) > 1e-3
@@ -220,8 +256,9 @@ def test_steps_of_rows_are_independent():
             torch.testing.assert_close(alone[0], value[b], rtol=0, atol=EXACT)
 
 
-def test_padding_changes_nothing():
-    unet = unet_of()
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_padding_changes_nothing(pooling):
+    unet = unet_of(pooling=POOLINGS[pooling])
     x, starts = rows_of(37)
     lengths = torch.tensor([37, 20, 1, 0])
     valid = torch.arange(37) < lengths[:, None]
@@ -289,9 +326,10 @@ def test_half_precision_parameters_answer_in_float32():
     assert stepped(unet, x, starts)[0].dtype == float32
 
 
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_the_loss_reaches_every_parameter(autocast):
-    unet = ByteUNet()
+def test_the_loss_reaches_every_parameter(autocast, pooling):
+    unet = ByteUNet(pooling=POOLINGS[pooling])
     x, starts = rows_of(50)
     x[0] = torch.arange(50)
     with torch.autocast("cpu", dtype=bfloat16, enabled=autocast):
@@ -302,6 +340,16 @@ def test_the_loss_reaches_every_parameter(autocast):
         assert parameter.grad.dtype == float32 and (parameter.grad != 0).any(), name
     read = torch.zeros(257, dtype=torch.bool).index_fill(0, torch.cat([x[:, :-1].flatten(), torch.tensor([BOS])]), True)
     assert torch.equal((unet.embedding.weight.grad != 0).any(-1), read)  # every byte that was read, and no other
+
+
+@pytest.mark.parametrize("pooling", ["smoothing", "mean"])
+def test_the_rest_begins_alike_whatever_the_pooling(pooling):
+    weights = []
+    for make in (None, POOLINGS[pooling]):
+        torch.manual_seed(0)
+        weights.append(ByteUNet(pooling=make).state_dict())
+    assert all(torch.equal(weights[1][name], weight) for name, weight in weights[0].items())
+    assert all(name.startswith("pooling.") for name in weights[1].keys() - weights[0].keys())
 
 
 def test_the_early_loss_leaves_the_rest_alone():

@@ -9,12 +9,12 @@ from segment_env.batch import Episodes, Samples
 from segment_env.closed_form import AlignedScorer, CountingStream, TableScorer
 from segment_env.env import SegmentEnv
 from segment_env.noise import BYTES, hashed
-from segment_env.scorer import Decision, Observation
+from segment_env.scorer import Decision, Observation, gives_gate
 
 
-def tiny_unet(dtype: torch.dtype = float64) -> ByteUNet:
+def tiny_unet(dtype: torch.dtype = float64, pooling=None) -> ByteUNet:
     """A byte U-Net whose boundaries matter although it is untrained."""
-    unet = ByteUNet(Size(width=32, heads=4, encoder=1, mid=2, decoder=1, window=4)).to(dtype)
+    unet = ByteUNet(Size(width=32, heads=4, encoder=1, mid=2, decoder=1, window=4), pooling).to(dtype)
     with torch.no_grad():
         unet.head.weight.mul_(10)
     return unet
@@ -54,7 +54,7 @@ class Replayed:
 
     def __init__(self, policy, actions: Tensor):
         self.policy, self.actions = policy, actions
-        self.n_past, self.reads_early_log_p = policy.n_past, policy.reads_early_log_p
+        self.n_past, self.reads_early_log_p, self.gives_gate = policy.n_past, policy.reads_early_log_p, gives_gate(policy)
 
     def init(self, num_rows: int) -> dict:
         return {"inner": self.policy.init(num_rows), "time": torch.zeros(num_rows, dtype=torch.int64, device=self.actions.device)}
@@ -70,7 +70,7 @@ class Stepped:
     """A policy without its parallel form."""
 
     def __init__(self, policy):
-        self.n_past, self.reads_early_log_p = policy.n_past, policy.reads_early_log_p
+        self.n_past, self.reads_early_log_p, self.gives_gate = policy.n_past, policy.reads_early_log_p, gives_gate(policy)
         self.init, self.step = policy.init, policy.step
 
 
