@@ -40,7 +40,7 @@ def speed(settings: dict[str, Any], reference: dict[str, Any], pairs: int) -> di
 def training_flops(run: training.Run, curve: list[dict[str, Any]], rate: float) -> float | None:
     """Operations of training per decoded byte, forward and backward, at the mean rate of the validations (``rate`` without any).
 
-    What a policy adds to the U-Net is not counted. None for a scorer that does not say what it costs.
+    Of policies those with a ``flops_per_byte`` are counted; a read-out is too little. None for a scorer that does not say what it costs.
     """
     if not hasattr(run.model, "flops_per_byte"):
         return None
@@ -48,4 +48,5 @@ def training_flops(run: training.Run, curve: list[dict[str, Any]], rate: float) 
     seen = fmean([line["validation_rate"] for line in curve] or [rate])
     # a rate is of choices: the first byte of a crop starts a token besides
     tokens = (1 + seen * (run.length - 1)) / run.length
-    return 3 * run.model.flops_per_byte(tokens, run.length, sum(counts) / len(counts))
+    policy = getattr(run.agent.policy, "flops_per_byte", lambda: 0.0)()
+    return 3 * (run.model.flops_per_byte(tokens, run.length, sum(counts) / len(counts)) + policy)

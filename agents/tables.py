@@ -100,7 +100,7 @@ def _costs(grid: Grid, cells: Cells, speeds: dict[str, dict[str, float]]) -> lis
         *markdown(rows),
         "",
         "Segments of the test split. FLOPs: of training, forward and backward, per byte decoded, at the mean rate of the validations;",
-        f"what a policy adds to the model is not counted. Time: median of {grid.costs} pairs of updates in turns.",
+        f"the read-out of a linear policy is not counted. Time: median of {grid.costs} pairs of updates in turns.",
         "",
         *(f"    {name.ljust(longest)}  {ones[0]['sentence']}" for name, ones in cells.items()),
         "",

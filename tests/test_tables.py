@@ -137,7 +137,7 @@ def test_what_rows_cost_by_hand() -> None:
         "| never |           5.000 |              1.500 |             - |                1.00 |         15,000 |",
         "",
         "Segments of the test split. FLOPs: of training, forward and backward, per byte decoded, at the mean rate of the validations;",
-        "what a policy adds to the model is not counted. Time: median of 7 pairs of updates in turns.",
+        "the read-out of a linear policy is not counted. Time: median of 7 pairs of updates in turns.",
         "",
         "    mine   |a|bc|",
         "    never  |a|bc|",
