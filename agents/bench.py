@@ -1,9 +1,10 @@
 """What learned boundaries cost, as ratios of measurements that take turns within one run.
 
-Six measurements, each a list of cases:
+Seven measurements, each a list of cases:
 
 - ``update``: an update with learned boundaries over one of the same byte U-Net with the same boundaries given;
 - ``agents``: an update of another agent, all of its epochs, over one of REINFORCE;
+- ``data``: an update on batches that are read from Parquet as it goes on, over one on a batch that is there;
 - ``unroll``: a rollout over the forward passes that it cannot do without;
 - ``sampler``: sampling decisions that depend on past ones in passes over blocks, against a position at a time;
 - ``flops``: the arithmetic of an update per second over that of large matrix products;
@@ -17,6 +18,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,9 +36,11 @@ from agents.timing import Goal, Row, interleaved, stopwatch
 from agents.training import Run
 from segment_env.batch import Batch
 from segment_env.errors import UserError
+from segment_env.streams import LocalDocuments, moby_dick
 from segment_env.unroll import unroll
 
 UPDATE, AGENTS, UNROLL, FLOPS, MEMORY = Goal(high=1.05), Goal(high=1.15), Goal(high=1.03), Goal(low=0.5), Goal(low=0.8, high=1.2)
+DATA = Goal(high=1.02)
 CONFIDENT, CHAINED = Goal(low=8), Goal(high=1.5)
 
 
@@ -128,6 +132,35 @@ def agent_cost(case: Case) -> Iterator[Row]:
     )
     name = case.agent[0].partition("=")[2]
     yield Row("agents", f"{name}, {first.agent.epochs} epochs / REINFORCE", _ratios(pairs), AGENTS, case.setting(first), _seconds(pairs))
+
+
+def data_cost(case: Case) -> Iterator[Row]:
+    """Streamed over given bytes: cut, shuffled and packed by a thread that shares the cores, while the update runs."""
+    run = case.run()
+    learner = run.learner()
+    given = _batch(run, learner)
+    with tempfile.TemporaryDirectory() as folder:
+        _write_shards(Path(folder))
+        documents = LocalDocuments(folder, "parquet", fractions=(1.0, 0.0, 0.0))
+        batches = documents.batches(learner.num_sequences, case.length, seed=0)
+        pairs = interleaved(
+            stopwatch(lambda: learner.update(next(batches)), learner.device),
+            stopwatch(lambda: learner.update(given), learner.device),
+            case.pairs,
+            warm_up=3,
+        )
+        yield Row("data", "streamed / given bytes", _ratios(pairs), DATA, case.setting(learner), _seconds(pairs))
+
+
+def _write_shards(folder: Path, count: int = 4) -> None:
+    """The embedded text as Parquet shards, a paragraph a row."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    paragraphs = moby_dick().data.split(b"\n\n")
+    for shard in range(count):
+        table = pa.table({"text": pa.array(paragraphs[shard::count], pa.binary())})
+        pyarrow.parquet.write_table(table, folder / f"{shard}.parquet")
 
 
 @torch.no_grad()
@@ -233,7 +266,7 @@ def _peak(device: torch.device) -> int:
 
 
 def _batch(run: Run, learner: Learner) -> Batch:
-    return run.episodes(learner).batch(0).to(run.device)
+    return next(run.batches(learner)).to(run.device)
 
 
 def _precision(learner: Learner) -> torch.autocast:
@@ -278,6 +311,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[Case], Iterator[Row]], list[Case], list[
         [replace(_SMALL, agent=("agent=ppo",))],
         [Case("nano", 16, 512, 40, agent=(f"agent={name}",)) for name in ("a2c", "ppo", "ppo_kl", "grpo", "rloo")],
     ),
+    "data": (data_cost, [_SMALL], [Case("nano", 16, 512, 40, precision) for precision in ("bf16", "float32")]),
     "unroll": (
         unroll_cost,
         [_SMALL, replace(_SMALL, agent=_PAIRED)],

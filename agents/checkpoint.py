@@ -1,7 +1,7 @@
 """Checkpoints: safetensors and JSON, never pickle; written beside, then renamed, so that a killed run leaves a whole one.
 
 A checkpoint is a folder ``checkpoints/UPDATE`` of ``model.safetensors``, ``agent.safetensors``, ``optimiser.safetensors`` and
-``state.json``. The position in the data is the number of updates: bytes and noise are functions of it and the seed.
+``state.json``: the updates that were made, and the position in the data.
 """
 
 import json
@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from agents.learner import Learner
+from segment_env.batch import Batches
 from segment_env.errors import UserError
 
 FOLDER = "checkpoints"
 
 
-def save(run: Path, learner: Learner, update: int) -> Path:
+def save(run: Path, learner: Learner, update: int, data: Batches) -> Path:
     """Write the checkpoint after ``update`` updates, then remove the older ones: -> its folder."""
     folder = run / FOLDER / f"{update:08d}"
     beside = folder.with_suffix(".partial")
@@ -29,7 +30,7 @@ def save(run: Path, learner: Learner, update: int) -> Path:
         save_file({key: value.contiguous() for key, value in part.state_dict().items()}, beside / f"{name}.safetensors")
     state = learner.optimiser.state_dict()["state"]
     save_file({f"{i}.{key}": value for i, slots in state.items() for key, value in slots.items()}, beside / "optimiser.safetensors")
-    (beside / "state.json").write_text(json.dumps({"update": update}))
+    (beside / "state.json").write_text(json.dumps({"update": update, "data": data.state_dict()}))
     shutil.rmtree(folder, ignore_errors=True)
     beside.replace(folder)
     for old in folder.parent.iterdir():
@@ -58,20 +59,24 @@ def load(folder: Path, model: nn.Module, agent: nn.Module) -> None:
         part.load_state_dict(tensors)
 
 
-def restore(folder: Path, learner: Learner) -> int:
-    """Put a whole checkpoint into a learner of the same configuration: -> the updates that it has made."""
+def restore(folder: Path, learner: Learner, data: Batches) -> int:
+    """Put a whole checkpoint into a learner and the data of the same configuration: -> the updates that were made."""
     load(folder, *_parts(learner).values())
     tensors = _read(folder / "optimiser.safetensors")
     try:
-        update = json.loads((folder / "state.json").read_text())["update"]
+        state = json.loads((folder / "state.json").read_text())
+        update = state["update"]
+        data.load_state_dict(state["data"])
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(folder / "state.json", error) from error
-    state: dict[int, dict[str, torch.Tensor]] = {}
+    slots: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
+        slots.setdefault(int(index), {})[name] = value
     groups = learner.optimiser.state_dict()["param_groups"]
-    learner.optimiser.load_state_dict({"state": state, "param_groups": groups})
+    learner.optimiser.load_state_dict({"state": slots, "param_groups": groups})
     learner.schedule.load_state_dict({**learner.schedule.state_dict(), "last_epoch": update})
     for group, base, scale in zip(learner.optimiser.param_groups, learner.schedule.base_lrs, learner.schedule.lr_lambdas, strict=True):
         group["lr"] = base * scale(update)

@@ -109,10 +109,10 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _ending(run: Any) -> str:
-    from segment_env.streams import Corpus
+    from agents.data import is_text
 
     figures = run.evaluate("test")
-    reference = "starts after whitespace" if isinstance(run.source, Corpus) else "true starts"
+    reference = "starts after whitespace" if is_text(run.source) else "true starts"
     text = (
         f"held-out bits per byte {figures['bits_per_byte']:.3f} at rate {figures['rate']:.3f} "
         f"({figures['boundaries']}, seed {figures['seed']}, {figures['num_bytes']:,} test bytes)\n"

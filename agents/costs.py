@@ -25,7 +25,7 @@ def speed(settings: dict[str, Any], reference: dict[str, Any], pairs: int) -> di
     """Update both in turns: -> medians: ``time_ratio``, of time a byte over the reference's; ``bytes_per_second``, decoded."""
     runs = [training.Run(each) for each in (settings, reference)]
     learners = [run.learner() for run in runs]
-    batches = [run.episodes(learner).batch(0) for run, learner in zip(runs, learners, strict=True)]
+    batches = [next(run.batches(learner)) for run, learner in zip(runs, learners, strict=True)]
     mine, theirs = (
         stopwatch(partial(learner.update, batch), run.device) for run, learner, batch in zip(runs, learners, batches, strict=True)
     )

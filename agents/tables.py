@@ -72,7 +72,7 @@ def _ordinary(grid: Grid, cells: Cells) -> list[str]:
         same_rate = _calibrated(ones) if calibrated else ()
         rows.append([_labelled(name, ones), *means, "reference" if name == grid.reference else interval, *same_rate, *budget])
     every = [one for ones in cells.values() for one in ones]
-    reference = "those after whitespace" if "data_sha256" in every[0] else "the stream's own"
+    reference = "those after whitespace" if {"data_sha256", "data_revision"} & every[0].keys() else "the stream's own"
     return [
         *markdown(rows),
         "",
@@ -190,7 +190,10 @@ def _test_bytes(cell: dict[str, Any]) -> str:
 
 
 def _data(cell: dict[str, Any]) -> str:
-    return f"{cell['data']} (SHA-256 {cell['data_sha256'][:12]})" if "data_sha256" in cell else cell["data"]
+    for key, name in (("data_sha256", "SHA-256"), ("data_revision", "revision")):
+        if key in cell:
+            return f"{cell['data']} ({name} {cell[key][:12]})"
+    return cell["data"]
 
 
 def _boundaries(cell: dict[str, Any]) -> str:

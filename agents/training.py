@@ -25,12 +25,12 @@ from tqdm import tqdm
 from agents import checkpoint, config
 from agents.agent import Agent
 from agents.calibration import offset_for, shifted_logits
-from agents.data import MAX_SEED, Source, held_out, train_stream, training_bytes
+from agents.data import MAX_SEED, Source, batches, held_out, train_stream, training_bytes
 from agents.evaluation import evaluate
 from agents.learner import Learner
 from agents.rules import Rule
 from agents.segmenting import segment, shown
-from segment_env.batch import Episodes
+from segment_env.batch import Batches
 from segment_env.errors import UserError
 from segment_env.scorer import Policy
 from segment_env.streams import SPLITS
@@ -75,10 +75,9 @@ class Run:
         with _refused("train.optimiser does not fit", TypeError, ValueError):
             return Learner(self.model, self.agent, self.train["rows"], self.updates, **optimiser, device=self.device)
 
-    def episodes(self, learner: Learner) -> Episodes:
-        """The training sequences; the n-th update plays the n-th episodes."""
-        stream = train_stream(self.source)
-        return Episodes(stream, learner.num_sequences, self.length, self.settings["seed"])
+    def batches(self, learner: Learner) -> Batches:
+        """The batches to train on, from the first one on."""
+        return batches(self.source, learner.num_sequences, self.length, self.settings["seed"])
 
     def calibrate(self) -> None:
         """Fit a rule's threshold, if it has one, to validation bytes and the model as it is now."""
@@ -93,7 +92,7 @@ class Run:
         self.agent.eval()  # a controller keeps nothing of it
         before = copy.deepcopy(self.agent.state_dict())  # and a loss that adapts itself is set back
         with _refused("the configuration cannot be trained", ValueError, TypeError, KeyError, RuntimeError, NotImplementedError):
-            learner.loss(self.episodes(learner).batch(0))
+            learner.loss(next(self.batches(learner)))
             for split in SPLITS[1:]:
                 next(held_out(self.source, split, self.length, 1))
         self.agent.load_state_dict(before)
@@ -164,8 +163,8 @@ def begin(settings: dict[str, Any], folder: Path | None = None) -> Path:
 def train(run: Run, folder: Path, resume: bool = False, progress: bool = True) -> Learner:
     """Train ``run`` to the end of its budget, writing to ``folder``; with ``resume`` go on from its newest checkpoint."""
     learner = run.learner()
-    episodes = run.episodes(learner)
-    done = checkpoint.restore(checkpoint.newest(folder), learner) if resume else 0
+    data = run.batches(learner)
+    done = checkpoint.restore(checkpoint.newest(folder), learner, data) if resume else 0
     log = _Log(folder, done, run.settings, progress, run.updates)
     per_update = {
         "bytes_read": learner.num_sequences * run.length,
@@ -173,7 +172,7 @@ def train(run: Run, folder: Path, resume: bool = False, progress: bool = True) -
     }
     with log:
         for update in range(done + 1, run.updates + 1):
-            metrics = learner.update(episodes.batch(update - 1))
+            metrics = learner.update(next(data))
             counts = {"update": update, **{key: update * value for key, value in per_update.items()}}
             log.add(metrics)
             if update % run.train["log_every"] == 0 or update == run.updates:
@@ -185,7 +184,7 @@ def train(run: Run, folder: Path, resume: bool = False, progress: bool = True) -
                 figures = run.evaluate("validation", run.train["validation_bytes"])
                 log.write(counts | {f"validation_{key}": value for key, value in figures.items()})
             if update % run.train["checkpoint_every"] == 0 or update == run.updates:
-                checkpoint.save(folder, learner, update)
+                checkpoint.save(folder, learner, update, data)
     return learner
 
 

@@ -5,7 +5,7 @@ Letters: S sequences, K boundary samples of a sequence (it may differ between se
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -50,11 +50,14 @@ class Batch:
         return Batch(x, valid, terminated, sequence, self.seed)
 
 
-def pack(documents: Sequence[bytes], seed: int = 0, first: int = 0) -> Batch:
-    """Whole documents as one padded batch: terminated, T the longest. Raises ValueError on an empty document or list."""
+def pack(documents: Sequence[bytes], seed: int = 0, first: int = 0, length: int | None = None) -> Batch:
+    """Whole documents as one padded batch: terminated, T the longest or ``length``, which none may exceed.
+
+    Raises ValueError on an empty document or list.
+    """
     if not documents or not all(documents):
         raise ValueError("a batch needs at least one document, and every document at least one byte")
-    length = max(map(len, documents))
+    length = length or max(map(len, documents))
     count = torch.tensor([len(document) for document in documents])
     padded = b"".join(document.ljust(length, b"\0") for document in documents)
     x = torch.frombuffer(bytearray(padded), dtype=torch.uint8).view(len(documents), length).long()
@@ -116,3 +119,39 @@ class Episodes:
         """The batch of the n-th episodes; ``episode`` is n, one for all slots or [S] int64."""
         index = episode * (self.total or self.num_sequences) + self.first + torch.arange(self.num_sequences)
         return Batch(*self.stream.sequences(self.seed, index, self.length), index, self.seed)
+
+
+class Batches(Protocol):
+    """Batches to train on, one after the other, and where in the data the next one begins."""
+
+    def __next__(self) -> Batch:
+        """The next batch; there is always one."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps to go on behind the last batch that was taken, as JSON can hold it."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken. Raises UserError where it is one of other data."""
+        ...
+
+
+class EpisodeBatches:
+    """The batches of all slots' n-th episodes, n = 0, 1, ...: the state is n."""
+
+    def __init__(self, episodes: Episodes):
+        self.episodes = episodes
+        self._next = 0
+
+    def __next__(self) -> Batch:
+        self._next += 1
+        return self.episodes.batch(self._next - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :class:`Batches`."""
+        return {"batches": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :class:`Batches`."""
+        self._next = state["batches"]

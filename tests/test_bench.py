@@ -120,8 +120,8 @@ def test_the_sampler_is_measured_both_ways() -> None:
 
 
 def test_every_measurement_is_paired_often_enough_to_quote() -> None:
-    assert list(MEASUREMENTS) == ["update", "agents", "unroll", "sampler", "flops", "memory"]
-    for name in ("update", "agents", "unroll", "sampler", "flops"):
+    assert list(MEASUREMENTS) == ["update", "agents", "data", "unroll", "sampler", "flops", "memory"]
+    for name in ("update", "agents", "data", "unroll", "sampler", "flops"):
         assert all(case.pairs >= 20 for case in MEASUREMENTS[name][2])
 
 
@@ -171,7 +171,7 @@ def test_only_picks_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_measurement_that_is_none_is_a_users_mistake() -> None:
-    with pytest.raises(UserError, match="no measurement 'speed'; choose from update, agents, unroll, sampler, flops, memory"):
+    with pytest.raises(UserError, match="no measurement 'speed'; choose from update, agents, data, unroll, sampler, flops, memory"):
         bench.run(only="speed")
 
 

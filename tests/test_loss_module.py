@@ -409,7 +409,7 @@ def test_a_loss_that_adapts_itself_is_part_of_the_checkpoint_and_not_moved_by_a_
     run.rehearse()
     assert run.agent.state_dict()["objective.beta"] == 1.0
     learner = run.learner()
-    learner.update(run.episodes(learner).batch(0))
+    learner.update(next(run.batches(learner)))
     assert run.agent.state_dict()["objective.beta"] != 1.0
 
 
@@ -495,7 +495,8 @@ def test_the_shipped_agents_build_and_learn() -> None:
         run.rehearse()
         learner = run.learner()
         before = run.agent.policy.weight.clone()
-        learner.update(run.episodes(learner).batch(0))
-        metrics = learner.update(run.episodes(learner).batch(1))
+        batches = run.batches(learner)
+        learner.update(next(batches))
+        metrics = learner.update(next(batches))
         assert all(value.isfinite().all() for value in metrics.values()), name
         assert not torch.equal(run.agent.policy.weight, before), name

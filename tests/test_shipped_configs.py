@@ -3,8 +3,12 @@
 A configuration is tried as ``train`` and ``compare`` try one: built, its first batch played and scored, its held-out data opened.
 """
 
+import gzip
+import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -51,7 +55,8 @@ def test_agents(name: str) -> None:
     if run.learns:
         learner = run.learner()
         before = [parameter.clone() for parameter in run.agent.parameters()]
-        metrics = [learner.update(run.episodes(learner).batch(n)) for n in range(2)]
+        batches = run.batches(learner)
+        metrics = [learner.update(next(batches)) for _ in range(2)]
         assert all(value.isfinite().all() for each in metrics for value in each.values())
         assert not all(torch.equal(old, new) for old, new in zip(before, run.agent.parameters(), strict=True))
 
@@ -60,7 +65,7 @@ def test_agents(name: str) -> None:
 def test_agents_on_every_device(name: str, device: torch.device) -> None:
     run = training.Run(config.load([*SMALL, f"agent={name}", "data=made_up", f"train.device={device.type}", "rate=lagrangian"]))
     learner = run.learner()
-    metrics = learner.update(run.episodes(learner).batch(0))
+    metrics = learner.update(next(run.batches(learner)))
     assert {value.device.type for value in metrics.values()} == {device.type}
     assert all(value.isfinite().all() for value in metrics.values())
 
@@ -100,8 +105,24 @@ def test_rates(name: str, agent: str) -> None:
 
 @pytest.mark.parametrize("name", options("data"))
 def test_data(name: str, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("Call me Ishmael. " * 300)
-    tried(f"data={name}", *([f"data.source.path={tmp_path}"] if name == "files" else []))
+    """Those of files on what stands for them; those of the hub on a folder laid out like theirs, which the same code opens."""
+    column = {"codeparrot": "content"}.get(name, "text")
+    documents = [f"{i} " + "Call me Ishmael. " * 300 for i in range(80)]
+    if name == "files":
+        (tmp_path / "text.txt").write_text(documents[0])
+    elif name == "folder":
+        for i, document in enumerate(documents):
+            (tmp_path / f"{i}.txt").write_text(document)
+    elif name in ("parquet", "fineweb"):
+        for shard in range(2):
+            pyarrow.parquet.write_table(pa.table({column: documents[shard::2]}), tmp_path / f"{shard}.parquet")
+        card = {"configs": [{"config_name": "sample-100BT", "data_files": "*.parquet"}]}
+        (tmp_path / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n")
+    else:
+        with gzip.open(tmp_path / "0.json.gz", "wt") as file:
+            file.writelines(json.dumps({column: document}) + "\n" for document in documents)
+    embedded = name in ("made_up", "moby_dick", "standard_library")
+    tried(f"data={name}", *([] if embedded else [f"data.source.path={tmp_path}"]))
 
 
 @pytest.mark.parametrize("name", options("diagnostic"))
@@ -136,6 +157,10 @@ def test_experiments(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, says",
     [
+        ("data=parquet", "data.source.path has no value: give it one with data.source.path=VALUE"),
+        ("data=parquet data.source.path=nowhere", "no file or folder 'nowhere'; give the path of a parquet file or of a folder of them"),
+        ("data=jsonl data.source.path=x data.source.workers=-1", "data.source.workers must be a whole number of at least 0, got -1"),
+        ("data=folder data.source.path=x +data.source.bufer=3", "takes no keyword 'bufer'; did you mean 'buffer'?"),
         ("agent=ppo agent.lr_scal=3", "there is no key 'agent.lr_scal'; did you mean 'agent.lr_scale'?"),
         ("agent=ppo +agent.lr_scal=3", "agents.loss_module.LossModuleAgent takes no keyword 'lr_scal'; did you mean 'lr_scale'?"),
         ("agent=ppo +agent.objective.clip=3", "ClipPPOLoss takes no keyword 'clip'"),

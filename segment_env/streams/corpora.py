@@ -27,8 +27,8 @@ TEXT_SUFFIXES = frozenset(
     ".txt .text .md .rst .tex .bib .html .htm .xml .json .jsonl .csv .tsv .yaml .yml .toml .ini .cfg .org .srt"
     " .py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .css .sh .sql .rb .pl .lua .r .jl .hs .ml .scala .kt .swift".split()
 )
-# Any bytes may stand inside a document, so no separator is safe: a blank line is what text itself puts between its parts.
-_BETWEEN = b"\n\n"
+#: between documents; any bytes may stand inside one, so no separator is safe: a blank line is what text itself puts between its parts
+BETWEEN = b"\n\n"
 _NOT_STANDARD = {"site-packages", "dist-packages", "__pycache__"}
 
 
@@ -93,8 +93,8 @@ def files(path: str | Path) -> Corpus:
         raise UserError(f"no file or folder '{path}'; give the path of a text file or of a folder of them")
     name = path.resolve().name
     if not path.is_dir():
-        return Corpus(name, _read(path))
-    data = _BETWEEN.join(filter(None, map(_read, _text_files(path))))
+        return Corpus(name, read_file(path))
+    data = BETWEEN.join(filter(None, map(read_file, text_files(path))))
     if not data:
         raise UserError(f"folder '{path}' holds no text; use files with one of the suffixes .txt .md .py .json .csv ..., not empty")
     return Corpus(name, data)
@@ -111,7 +111,7 @@ def standard_library() -> Corpus:
     root = Path(sysconfig.get_path("stdlib"))
     relative = [path.relative_to(root) for path in root.rglob("*.py") if path.is_file()]
     kept = sorted((path for path in relative if not _NOT_STANDARD & set(path.parts)), key=_path_hash)
-    data = _BETWEEN.join(filter(None, (_read(root / path) for path in kept)))
+    data = BETWEEN.join(filter(None, (read_file(root / path) for path in kept)))
     if not data:
         raise UserError("this Python has no sources of its standard library; use data files, or a Python with its .py files")
     return Corpus("standard_library", data)
@@ -121,14 +121,15 @@ def _path_hash(path: Path) -> bytes:
     return hashlib.sha256(path.as_posix().encode("utf-8", "surrogateescape")).digest()
 
 
-def _text_files(folder: Path) -> list[Path]:
+def text_files(folder: Path) -> list[Path]:
     """Files with a suffix of text below ``folder``, none hidden, sorted by path relative to it."""
     relative = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES and path.is_file())
     shown = (path for path in relative if not any(part.startswith(".") for part in path.parts))
     return [folder / path for path in sorted(shown, key=Path.as_posix)]
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """All bytes of a file as they are. Raises UserError where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
