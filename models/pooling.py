@@ -51,6 +51,9 @@ class SelectAdd(nn.Module):
         return state, h + y
 
 
+POOLINGS: dict[str, type[nn.Module]] = {"SelectAdd": SelectAdd}  #: by the name that a saved model goes by
+
+
 def _take(table: Tensor, index: Tensor) -> Tensor:
     """out[b, i] = table[b, index[b, i]]: [B, M, D], [B, T] -> [B, T, D]; as an embedding, whose backward is the fastest on CPU."""
     rows, size, width = table.shape
