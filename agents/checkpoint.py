@@ -1,52 +1,125 @@
-"""Checkpoints: safetensors and JSON, never pickle; written beside, then renamed, so that a killed run leaves a whole one.
+"""Checkpoints: safetensors and JSON, never pickle; whole or not there, and known to be whole when they are read.
 
-A checkpoint is a folder ``checkpoints/UPDATE`` of ``model.safetensors``, ``agent.safetensors``, ``optimiser.safetensors`` and
-``state.json``: the updates that were made, and the position in the data.
+A checkpoint is a folder ``checkpoints/UPDATE`` of a run:
+
+    model.safetensors, agent.safetensors      parameters and buffers: policy, critic, baseline and rate controller are the agent's
+    optimiser.safetensors                     its moments
+    log.safetensors                           metrics of the updates that no line of metrics.jsonl holds yet
+    random.json                               states of the global random generators
+    config.json                               size and pooling of a byte U-Net: the folder is one for ``ByteUNet.from_pretrained``
+    state.json                                the rest, see :class:`State`
+    manifest.json                             SHA-256 of all of the above, written last
+
+It is written beside, brought to the disk, and renamed into its place. The position in the schedule of the learning rate is
+the number of updates; that in the data is the data's own state. Nothing but these files is opened, and nothing in them
+is ever executed. A checkpoint of before there were manifests is refused.
 """
 
+import hashlib
 import json
+import math
+import os
 import shutil
+import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
+from agents import config, durable, random_states
 from agents.learner import Learner
+from models import ByteUNet
 from segment_env.batch import Batches
 from segment_env.errors import UserError
 
-FOLDER = "checkpoints"
+FOLDER, FORMAT = "checkpoints", 1
+_MANIFEST = "manifest.json"
+_FILES = ("model.safetensors", "agent.safetensors", "optimiser.safetensors", "log.safetensors", "random.json", "state.json")
 
 
-def save(run: Path, learner: Learner, update: int, data: Batches) -> Path:
-    """Write the checkpoint after ``update`` updates, then remove the older ones: -> its folder."""
-    folder = run / FOLDER / f"{update:08d}"
+@dataclass
+class State:
+    """What a run is besides its learner and the random generators."""
+
+    update: int  #: how many were made
+    config: dict[str, Any]  #: of the run
+    seconds: float = 0.0  #: of training, over all its processes
+    skipped_in_a_row: int = 0  #: updates up to this one, as they were not finite
+    validation_bits_per_byte: float | None = None  #: where this very update was validated
+    data: dict[str, Any] = field(default_factory=dict)  #: the position in the data, as :meth:`save` finds it
+    log: list[dict[str, Tensor]] = field(default_factory=list)  #: metrics of updates that are not written yet
+
+
+def save(run: Path, learner: Learner, state: State, data: Batches, keep: int = 1) -> Path:
+    """Write the checkpoint of ``state.update``, then remove others but the newest ``keep`` and the best: -> its folder.
+
+    Raises UserError where it cannot be written; what was there before stays.
+    """
+    folder = run / FOLDER / f"{state.update:08d}"
     beside = folder.with_suffix(".partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    for name, part in _parts(learner).items():
-        save_file({key: value.contiguous() for key, value in part.state_dict().items()}, beside / f"{name}.safetensors")
-    state = learner.optimiser.state_dict()["state"]
-    save_file({f"{i}.{key}": value for i, slots in state.items() for key, value in slots.items()}, beside / "optimiser.safetensors")
-    (beside / "state.json").write_text(json.dumps({"update": update, "data": data.state_dict()}))
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.replace(folder)
-    for old in folder.parent.iterdir():
-        if old != folder and old.stem.isdigit():  # what else lies there is not ours
-            shutil.rmtree(old)
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        _write(beside, learner, replace(state, data=data.state_dict()))
+        durable.sync(beside)
+        _discard(folder)
+        beside.replace(folder)
+        durable.sync(folder.parent)
+        durable.sync(run)
+        _retain(folder, keep)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise UserError(f"cannot write checkpoint '{folder}': {reason(error)}; {_advice(run)}") from error
     return folder
 
 
-def newest(run: Path) -> Path:
-    """The newest checkpoint of a run folder. Raises UserError where it has none, or is none."""
+def find(path: Path, best: bool = False) -> Path | None:
+    """The newest whole checkpoint of a run folder, or the ``best`` by validation; or the one that ``path`` itself is.
+
+    Of one that is passed over as it is damaged, a line on standard error tells. -> None where the run has none yet. Raises UserError
+    where ``path`` is no run, where all are damaged, and where the one that was asked for is.
+    """
+    run = run_of(path)
     if not (run / "config.yaml").is_file():
-        raise UserError(f"'{run}' is no run folder: it has no config.yaml; give the folder that training printed")
-    found = sorted(folder for folder in (run / FOLDER).glob("*") if folder.name.isdigit())
-    if not found:
-        raise UserError(f"run '{run}' has no checkpoint yet; train it further, or choose another run")
-    return found[-1]
+        raise UserError(f"'{path}' is no run folder: it has no config.yaml; give the folder that training printed")
+    if run != path or best:
+        folder = _best(run) if best else path
+        if folder is None:
+            raise UserError(f"run '{run}' has no checkpoint that was validated, so that none is best; leave out --best")
+        if damage := damage_of(folder):
+            raise UserError(f"checkpoint '{folder}' is missing or damaged ({damage}); choose another checkpoint or train again")
+        return folder
+    damaged: list[str] = []
+    for folder in reversed(_all(run)):
+        if not (damage := damage_of(folder)):
+            if damaged:
+                print(f"segment-env: checkpoint {' and '.join(damaged)}: the one before, '{folder.name}', is taken", file=sys.stderr)
+            return folder
+        damaged.append(f"'{folder}' is damaged ({damage})")
+    if damaged:
+        raise UserError(f"every checkpoint of run '{run}' is missing or damaged, the newest: {damaged[0]}; train it again")
+    return None
+
+
+def run_of(path: Path) -> Path:
+    """The run folder that ``path`` is, or that the checkpoint ``path`` lies in."""
+    inside = path.absolute().parent.name == FOLDER and not (path / "config.yaml").exists()
+    return Path(os.path.normpath(path / ".." / "..")) if inside else path
+
+
+def last_good(run: Path) -> Path | None:
+    """The newest checkpoint whose last update was made, not skipped; None where there is none."""
+    good = (folder for folder in reversed(_all(run)) if _field(folder, "skipped_in_a_row") == 0 and not damage_of(folder))
+    return next(good, None)
+
+
+def lowest_bits_per_byte(run: Path) -> float:
+    """Of the checkpoints that were validated, infinity where none was."""
+    best = _best(run)
+    return _field(best, "validation_bits_per_byte") if best else math.inf
 
 
 def load(folder: Path, model: nn.Module, agent: nn.Module) -> None:
@@ -59,44 +132,165 @@ def load(folder: Path, model: nn.Module, agent: nn.Module) -> None:
         part.load_state_dict(tensors)
 
 
-def restore(folder: Path, learner: Learner, data: Batches) -> int:
-    """Put a whole checkpoint into a learner and the data of the same configuration: -> the updates that were made."""
-    load(folder, *_parts(learner).values())
-    tensors = _read(folder / "optimiser.safetensors")
+def restore(folder: Path, learner: Learner, data: Batches, settings: dict[str, Any]) -> State:
+    """Put a whole checkpoint into a learner, the data and the random generators: -> its state.
+
+    Raises UserError where ``settings`` are not those of the run, with the keys that differ, and where a file is damaged.
+    """
     try:
-        state = json.loads((folder / "state.json").read_text())
-        update = state["update"]
-        data.load_state_dict(state["data"])
+        log = _unflatten(_read(folder / "log.safetensors"))
+        state = State(**json.loads((folder / "state.json").read_bytes()), log=[log[i] for i in sorted(log)])
+        if differing := config.differences(state.config, settings):
+            raise UserError(f"run '{run_of(folder)}' goes on as it was begun, but the configuration is another one now: {differing}")
+        load(folder, *_parts(learner).values())
+        data.load_state_dict(state.data)
+        _restore_optimiser(learner, _unflatten(_read(folder / "optimiser.safetensors")), state.update)
+        learner.skipped_in_a_row.fill_(state.skipped_in_a_row)
+        random_states.restore(json.loads((folder / "random.json").read_bytes()))
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder / "state.json", error) from error
-    slots: dict[int, dict[str, torch.Tensor]] = {}
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        slots.setdefault(int(index), {})[name] = value
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise _damaged(folder, error) from error
+    return state
+
+
+def forget_after(run: Path, update: int) -> None:
+    """Remove the checkpoints of later updates: a run that goes on from here makes them anew. Raises UserError where it cannot."""
+    try:
+        for folder in _all(run):
+            if int(folder.name) > update:
+                _discard(folder)
+    except OSError as error:
+        raise UserError(f"cannot write the run folder '{run}': {reason(error)}") from error
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in a few words; None where every file of it is the one that was written."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT:
+            return f"format {manifest['format']!r} is not known"
+        sums = manifest["sha256"]
+        if missing := set(_FILES) - sums.keys():
+            return f"{_MANIFEST} names no {min(missing)}"
+        wrong = [name for name in sums if Path(name).name != name or _sha256(folder / name) != sums[name]]
+        return f"{wrong[0]} is not what was written" if wrong else None
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        return f"no {name}" + (": cut short, or by a version without checksums" if name == _MANIFEST else "")
+    except OSError as error:
+        return reason(error)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{_MANIFEST} cannot be read"
+
+
+def reason(error: Exception) -> str:
+    """What an error of the file system says, on one line."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def _write(folder: Path, learner: Learner, state: State) -> None:
+    for name, part in _parts(learner).items():
+        _save_tensors(part.state_dict(), folder / f"{name}.safetensors")
+    moments = learner.optimiser.state_dict()["state"]
+    _save_tensors(_flatten(moments), folder / "optimiser.safetensors")
+    _save_tensors(_flatten(dict(enumerate(state.log))), folder / "log.safetensors")
+    if isinstance(learner.model, ByteUNet):
+        (folder / "config.json").write_text(json.dumps(learner.model.config))
+    (folder / "random.json").write_text(json.dumps(random_states.states()))
+    (folder / "state.json").write_text(json.dumps({key: value for key, value in vars(state).items() if key != "log"}))
+    names = sorted(file.name for file in folder.iterdir())
+    for name in names:
+        durable.sync(folder / name)
+    sums = {name: _sha256(folder / name) for name in names}
+    durable.write(folder / _MANIFEST, json.dumps({"format": FORMAT, "sha256": sums}, separators=(",", ":")))
+
+
+def _retain(newest: Path, keep: int) -> None:
+    best = _best(newest.parent.parent)
+    for folder in _all(newest.parent.parent)[:-keep]:
+        if folder != best:
+            _discard(folder)
+    for torn in newest.parent.glob("*.partial"):
+        shutil.rmtree(torn)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint, which is at no moment there in part."""
+    if folder.exists():
+        torn = folder.with_name(f"{folder.name}.old.partial")
+        shutil.rmtree(torn, ignore_errors=True)
+        folder.replace(torn)
+        shutil.rmtree(torn)
+
+
+def _all(run: Path) -> list[Path]:
+    """Oldest first, whole or not."""
+    return sorted(folder for folder in (run / FOLDER).glob("*") if folder.name.isdigit())  # what else lies there is not ours
+
+
+def _best(run: Path) -> Path | None:
+    """The first that reached the lowest validation bits per byte."""
+    figures = {folder: _field(folder, "validation_bits_per_byte") for folder in _all(run)}
+    return min((folder for folder in figures if figures[folder] is not None), key=lambda folder: figures[folder], default=None)
+
+
+def _field(folder: Path, name: str) -> Any:
+    try:
+        return json.loads((folder / "state.json").read_bytes())[name]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # damaged
+
+
+def _restore_optimiser(learner: Learner, state: dict[int, dict[str, Tensor]], update: int) -> None:
     groups = learner.optimiser.state_dict()["param_groups"]
-    learner.optimiser.load_state_dict({"state": slots, "param_groups": groups})
+    learner.optimiser.load_state_dict({"state": state, "param_groups": groups})
     learner.schedule.load_state_dict({**learner.schedule.state_dict(), "last_epoch": update})
     for group, base, scale in zip(learner.optimiser.param_groups, learner.schedule.base_lrs, learner.schedule.lr_lambdas, strict=True):
         group["lr"] = base * scale(update)
-    return update
 
 
 def _parts(learner: Learner) -> dict[str, nn.Module]:
     return {"model": learner.model, "agent": learner.agent}
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _flatten(nested: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{i}.{key}": value for i, each in nested.items() for key, value in each.items()}
+
+
+def _unflatten(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    nested: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        nested.setdefault(int(index), {})[name] = value
+    return nested
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise _damaged(path, error) from error
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"checkpoint file '{path}' is missing or damaged ({error}); choose another checkpoint or train again")
+    return UserError(f"checkpoint file '{path}' is missing or damaged ({reason(error)}); choose another checkpoint or train again")
 
 
-def _size(tensors: dict[str, torch.Tensor]) -> str:
+def _advice(run: Path) -> str:
+    found = _all(run)
+    return f"the one before is whole: '{found[-1]}'" if found else "there is no earlier one"
+
+
+def _size(tensors: dict[str, Tensor]) -> str:
     return f"{sum(value.numel() for value in tensors.values()):,} numbers in {len(tensors)} tensors"

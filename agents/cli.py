@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command: -> the exit status."""
     try:
         options = _parser().parse_args(arguments)
-        options.command(options)
+        return options.command(options) or 0
     except UserError as error:
         print(f"segment-env: {error}", file=sys.stderr)
         return 2
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of a pipe has seen enough; nothing more can be written, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,13 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     train = command("train", _train, "Train a byte U-Net and the agent that places its boundaries.")
     overrides(train)
     train.add_argument("--run", type=Path, metavar="FOLDER", help="where to write it (default: runs/DATE-TIME)")
-    train.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with this run from its newest checkpoint")
+    resume = "go on with this run from its newest checkpoint; with one of its checkpoints, from there: later ones are removed"
+    train.add_argument("--resume", type=Path, metavar="FOLDER", help=resume)
 
     evaluate = command("eval", _eval, "Bits per byte, rate and alignment of a run on held-out bytes.")
-    evaluate.add_argument("run", type=Path, metavar="RUN")
+    evaluate.add_argument("run", type=Path, metavar="RUN", help="a run, or one of its checkpoints")
+    evaluate.add_argument("--best", action="store_true", help="the checkpoint of lowest validation bits per byte, not the newest")
     evaluate.add_argument("--split", choices=("validation", "test"), default="test")
     evaluate.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
-
     evaluate.add_argument("--rate", type=float, help="add one offset to all logits, calibrated on validation bytes to this rate")
 
     segment = command("segment", _segment, "Cut a text where a run's agent would.")
@@ -88,24 +90,42 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(options: argparse.Namespace) -> int:
     from agents import checkpoint, config, training  # here, so that --help does not wait for torch
+    from agents.interruption import Interruption
 
+    found = None
     if options.resume:
-        if options.overrides or options.run:
-            raise UserError("--resume goes on with a run as it was begun: it takes no configuration and no --run")
-        folder = options.resume
-        checkpoint.newest(folder)
-        run = training.Run(config.read(folder / "config.yaml"))
+        folder = checkpoint.run_of(options.resume)
+        found = checkpoint.find(options.resume)
+        settings = _as_begun(options, config.read(folder / "config.yaml"))
+        run = training.Run(settings)
     else:
         settings = config.load(options.overrides)
         run = training.Run(settings)
         run.rehearse()  # mistakes first: nothing is written for a configuration that cannot train
         folder = training.begin(settings, options.run)
     before = run.sentence()
-    training.train(run, folder, resume=bool(options.resume))
+    with Interruption() as interruption:
+        learner = training.train(run, folder, found, stop=lambda: interruption.caught is not None)
+    if caught := interruption.caught:
+        done = f"stopped by {caught.name} after update {learner.schedule.last_epoch} of {run.updates}"
+        print(f"segment-env: {done}; go on with: segment-env train --resume {shlex.quote(str(folder))}", file=sys.stderr)
+        return 128 + caught
     print(_ending(run))
     print(f"before  {before}\nafter   {run.sentence()}\nrun     {folder}")
+    return 0
+
+
+def _as_begun(options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+    """The ``settings`` of the run to go on with. Raises UserError where the command line asks for others."""
+    from agents import config
+
+    if options.run:
+        raise UserError("--resume goes on in the folder of the run: it takes no --run")
+    if options.overrides and (differing := config.differences(settings, config.load(options.overrides))):
+        raise UserError(f"--resume goes on with a run as it was begun, but the command line gives another configuration: {differing}")
+    return settings
 
 
 def _ending(run: Any) -> str:
@@ -128,7 +148,7 @@ def _ending(run: Any) -> str:
 def _eval(options: argparse.Namespace) -> None:
     from agents import training
 
-    run = training.open_run(options.run)
+    run = training.open_run(options.run, options.best)
     print(json.dumps({"split": options.split, **run.evaluate(options.split, seed=options.seed, rate=options.rate)}, indent=2))
 
 

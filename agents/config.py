@@ -8,6 +8,7 @@ path of a class or function, describes an object. All mistakes in a configuratio
 import functools
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import segment_env.errors
+from agents import durable
 from segment_env.errors import UserError
 
 ROOT_CONFIG = "config"
@@ -94,8 +96,8 @@ def build(node: Any, **extra: Any) -> Any:
 
 
 def save(config: dict[str, Any], path: str | Path) -> None:
-    """Write a configuration to a YAML file that :func:`read` reads back as it was."""
-    OmegaConf.save(OmegaConf.create(config), path)
+    """Write a configuration to a YAML file that :func:`read` reads back as it was. Raises OSError."""
+    durable.write(Path(path), OmegaConf.to_yaml(OmegaConf.create(config)))
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -109,6 +111,22 @@ def read(path: str | Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UserError(f"{path} is not a configuration: it holds a list, not keys with values")
     return _with_string_keys(config)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The keys in which two configurations differ, each with both values, as part of a message; empty where there are none."""
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    keys = [key for key in {**before, **after} if before.get(key, "absent") != after.get(key, "absent")]
+    return ", ".join(f"{key} was {before.get(key, 'absent')}, is {after.get(key, 'absent')}" for key in keys)
+
+
+def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys, and their values as JSON writes them, which tells 1 from 1.0 and finds NaN equal to itself."""
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value)
 
 
 def _compose(overrides: list[Override], folder: Path) -> DictConfig:

@@ -4,6 +4,7 @@ Letters: S sequences, B rows, T bytes.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,6 +30,10 @@ class Learner:
     that will be made; ``lr`` of the model, the policy's is ``agent.lr_scale`` times that; ``precision`` "float32" or "bf16"
     (autocast; log-probabilities, returns and statistics stay float32). Raises UserError where samples do not fill the rows,
     where nothing can learn, or on another precision.
+
+    An optimiser step whose loss or gradient norm is not finite is skipped, with what remains of its update: parameters, moments and
+    buffers, those of rate controllers and losses among them, stay as they were to the bit. Data and learning rate go on. All of
+    this is decided on the device; ``skipped_in_a_row`` and ``most_skipped`` in a row (scalars there) are for the caller to read.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Learner:
             raise UserError("neither the scorer nor the agent has parameters: there is nothing to train")
         first, second = betas
         self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=(first, second), weight_decay=weight_decay, fused=True)
+        self.skipped_in_a_row, self.most_skipped = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda n: _schedule(n, updates, warmup, final))
 
     @property
@@ -93,29 +99,50 @@ class Learner:
         return nll + self.early_weight * early_nll + decide, metrics, rollout
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Learn from ``batch``: -> metrics, on the device, so that nothing waits for them.
+        """Learn from ``batch``: -> metrics, on the device, so that nothing waits for them; ``skipped`` is 1 where a step was.
 
         One optimiser step of model and agent, then the agent's further epochs on the same rollout, if it makes any: the model
         has no gradient in them and stays.
         """
         self.agent.train()
+        before = self._buffers()
         loss, metrics, rollout = self.loss(batch)
-        metrics["grad_norm"] = self._step(loss)
+        metrics["grad_norm"], skipped = self._step(loss, before, torch.zeros((), device=self.device))
         for _ in range(self.agent.epochs - 1):
+            before = self._buffers()
             loss, later = self.agent.loss(rollout, None)
-            self._step(loss)
+            _, skipped = self._step(loss, before, skipped)
             metrics |= later
         self.schedule.step()
-        return metrics
+        self.skipped_in_a_row.add_(1).mul_(skipped.long())
+        self.most_skipped.copy_(torch.maximum(self.most_skipped, self.skipped_in_a_row))
+        return metrics | {"skipped": skipped}
 
-    def _step(self, loss: Tensor) -> Tensor:
-        """One optimiser step: -> the norm of all gradients before clipping."""
+    def _step(self, loss: Tensor, before: dict[str, Tensor], skipped: Tensor) -> tuple[Tensor, Tensor]:
+        """One optimiser step, unless ``skipped`` is 1: -> the norm of all gradients before clipping, and 1 where it was not made.
+
+        In that case buffers are set to what they were ``before`` the loss. The flag is what a gradient scaler would give the fused
+        optimiser as ``found_inf``: its kernels read it, so that the host need not.
+        """
         self.optimiser.zero_grad()
         loss.backward()
         parameters = (parameter for group in self.optimiser.param_groups for parameter in group["params"])
         norm = nn.utils.clip_grad_norm_(parameters, self.clip)
+        finite = loss.detach().isfinite() & norm.isfinite()
+        skipped = torch.maximum(skipped, (~finite).float())
+        self.optimiser.found_inf = skipped  # type: ignore[attr-defined]
         self.optimiser.step()
-        return norm
+        for name, buffer in self._modules_buffers():
+            buffer.copy_(torch.where(skipped > 0, before[name], buffer))
+        return norm, skipped
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: buffer.clone() for name, buffer in self._modules_buffers()}
+
+    def _modules_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.agent.named_buffers("agent")
+        if isinstance(self.model, nn.Module):
+            yield from self.model.named_buffers("model")
 
 
 def _schedule(update: int, updates: int, warmup: float, final: float) -> float:

@@ -1,32 +1,31 @@
 """The training program: a configuration in, a run folder out, with checkpoints that it can go on from.
 
 A run folder holds ``config.yaml``, ``metrics.jsonl`` (one line every ``train.log_every`` updates, and one a validation) and
-``checkpoints/``.
+``checkpoints/``: one every ``train.checkpoint_every`` updates, of which the newest ``train.keep`` stay, and the best, one whenever
+validation bits per byte are lower than ever before.
 
 Letters: S sequences, B rows, T bytes.
 """
 
 import copy
-import json
 import math
-import sys
-import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from agents import checkpoint, config
+from agents import checkpoint, config, durable, random_states
 from agents.agent import Agent
 from agents.calibration import offset_for, shifted_logits
 from agents.data import MAX_SEED, Source, batches, held_out, train_stream, training_bytes
 from agents.evaluation import evaluate
+from agents.journal import Journal
 from agents.learner import Learner
 from agents.rules import Rule
 from agents.segmenting import segment, shown
@@ -36,6 +35,7 @@ from segment_env.scorer import Policy
 from segment_env.streams import SPLITS
 
 WANDB_MODES = (None, "offline", "online")
+_COUNTS = ("rows", "bytes", "log_every", "validation_bytes", "checkpoint_every", "keep", "max_skipped")  #: of ``train``, at least 1
 
 
 class Run:
@@ -63,6 +63,12 @@ class Run:
     def updates(self) -> int:
         """All updates of the budget: ``train.bytes`` decoded bytes, B * T an update."""
         return max(1, round(self.train["bytes"] / (self.train["rows"] * self.length)))
+
+    def counts(self, update: int) -> dict[str, int]:
+        """How far a run is after ``update`` updates: bytes read are different ones, bytes decoded those of all rows."""
+        rows = self.train["rows"]
+        sequences = len(self.agent.sample_counts(rows))
+        return {"update": update, "bytes_read": update * sequences * self.length, "bytes_decoded": update * rows * self.length}
 
     @property
     def learns(self) -> bool:
@@ -138,11 +144,16 @@ def make_agent(node: dict[str, Any], width: int, policy: Policy | None = None) -
     return config.build({key: value for key, value in node.items() if key not in parts}, **parts)
 
 
-def open_run(folder: Path) -> Run:
-    """A finished or half-finished run with the parameters of its newest checkpoint. Raises UserError where there is none."""
-    newest = checkpoint.newest(folder)
+def open_run(path: Path, best: bool = False) -> Run:
+    """A finished or half-finished run with the parameters of its newest checkpoint, or its best, or the one that ``path`` is.
+
+    Raises UserError where there is none.
+    """
+    folder, found = checkpoint.run_of(path), checkpoint.find(path, best)
+    if found is None:
+        raise UserError(f"run '{folder}' has no checkpoint yet; train it further, or choose another run")
     run = Run(config.read(folder / "config.yaml"))
-    checkpoint.load(newest, run.model, run.agent)
+    checkpoint.load(found, run.model, run.agent)
     return run
 
 
@@ -155,100 +166,76 @@ def begin(settings: dict[str, Any], folder: Path | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         config.save(settings, folder / "config.yaml")
+        durable.sync(folder.parent)
     except OSError as error:
-        raise UserError(f"cannot write the run folder '{folder}': {error.strerror}") from error
+        raise UserError(f"cannot write the run folder '{folder}': {checkpoint.reason(error)}") from error
     return folder
 
 
-def train(run: Run, folder: Path, resume: bool = False, progress: bool = True) -> Learner:
-    """Train ``run`` to the end of its budget, writing to ``folder``; with ``resume`` go on from its newest checkpoint."""
+def train(
+    run: Run,
+    folder: Path,
+    resume: Path | None = None,
+    progress: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+) -> Learner:
+    """Train ``run``, writing to ``folder``, to the end of its budget, or until ``stop`` says so after an update: -> its learner.
+
+    With ``resume``, a checkpoint of the folder, it goes on from there. Raises UserError where the folder cannot be written, and where
+    ``train.max_skipped`` updates in a row were skipped as they were not finite.
+    """
     learner = run.learner()
     data = run.batches(learner)
-    done = checkpoint.restore(checkpoint.newest(folder), learner, data) if resume else 0
-    log = _Log(folder, done, run.settings, progress, run.updates)
-    per_update = {
-        "bytes_read": learner.num_sequences * run.length,
-        "bytes_decoded": run.train["rows"] * run.length,
-    }
-    with log:
-        for update in range(done + 1, run.updates + 1):
-            metrics = learner.update(next(data))
-            counts = {"update": update, **{key: update * value for key, value in per_update.items()}}
-            log.add(metrics)
-            if update % run.train["log_every"] == 0 or update == run.updates:
-                log.write(counts | log.means())
+    if resume:
+        state = checkpoint.restore(resume, learner, data, run.settings)
+    else:
+        state = checkpoint.State(0, run.settings)
+        random_states.seed(run.settings["seed"])
+    checkpoint.forget_after(folder, state.update)
+    with Journal(folder, state, run.updates, progress, run.device) as journal:
+        for update in range(state.update + 1, run.updates + 1):
+            journal.add(learner.update(next(data)))
+            last, better = update == run.updates, False
+            state = replace(state, update=update, validation_bits_per_byte=None)
+            if update % run.train["log_every"] == 0 or last:
+                _check_finite(run, folder, learner, update)
+                journal.write(run.counts(update) | journal.means())
             validates = _every(update, run.train["validations"], run.updates)
-            if validates or update == run.updates or update & (update - 1) == 0:  # a young model changes most in its first updates
+            if validates or last or update & (update - 1) == 0:  # a young model changes most in its first updates
                 run.calibrate()
             if validates:
                 figures = run.evaluate("validation", run.train["validation_bytes"])
-                log.write(counts | {f"validation_{key}": value for key, value in figures.items()})
-            if update % run.train["checkpoint_every"] == 0 or update == run.updates:
-                checkpoint.save(folder, learner, update, data)
+                journal.write(run.counts(update) | {f"validation_{key}": value for key, value in figures.items()})
+                if math.isfinite(held_out := figures["bits_per_byte"]):
+                    state.validation_bits_per_byte, better = held_out, held_out < checkpoint.lowest_bits_per_byte(folder)
+            stopped = stop()
+            if update % run.train["checkpoint_every"] == 0 or last or stopped or better:
+                _check_finite(run, folder, learner, update)
+                state.skipped_in_a_row = int(learner.skipped_in_a_row)
+                if last or stopped or not state.skipped_in_a_row:  # what a run may fall back on ends with an update that was made
+                    journal.sync()
+                    state.seconds, state.log = journal.seconds, journal.pending
+                    checkpoint.save(folder, learner, state, data, run.train["keep"])
+            if stopped:
+                break
     return learner
+
+
+def _check_finite(run: Run, folder: Path, learner: Learner, update: int) -> None:
+    """Raises UserError where too many updates in a row were skipped; the one place where the host waits for their number."""
+    if (most := int(learner.most_skipped)) < run.train["max_skipped"]:
+        return
+    good = checkpoint.last_good(folder)
+    where = f"the last good checkpoint is '{good}'" if good else "there was no checkpoint yet"
+    raise UserError(
+        f"stopped at update {update}: {most} updates in a row were skipped, as their loss or gradients were not finite "
+        f"(train.max_skipped={run.train['max_skipped']}); {where}; a lower train.optimiser.lr may help"
+    )
 
 
 def _every(update: int, times: int, updates: int) -> bool:
     """True at ``times`` evenly spread updates, the last among them."""
     return times > 0 and update * times // updates > (update - 1) * times // updates
-
-
-class _Log:
-    """``metrics.jsonl``, the progress bar and W&B; a resumed run's lines after its checkpoint are dropped first."""
-
-    def __init__(self, folder: Path, done: int, settings: dict[str, Any], progress: bool, updates: int):
-        self.path = folder / "metrics.jsonl"
-        lines = self.path.read_text().splitlines() if done and self.path.exists() else []
-        kept = [line for line in lines if _whole_and_until(line, done)]
-        self.path.write_text("".join(line + "\n" for line in kept))
-        self.sums: list[dict[str, torch.Tensor]] = []
-        self.bar = tqdm(total=updates, initial=done, unit="update", disable=not progress, file=sys.stderr, dynamic_ncols=True)
-        self.wandb = _wandb(folder, settings) if settings["train"]["wandb"] else None
-        self.shown: dict[str, str] = {}
-        self.began = time.monotonic()
-
-    def __enter__(self) -> "_Log":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.bar.close()
-        if self.wandb:
-            self.wandb.finish()
-
-    def add(self, metrics: dict[str, torch.Tensor]) -> None:
-        self.sums.append(metrics)
-        self.bar.update()
-
-    def means(self) -> dict[str, float]:
-        """Means of what was added since the last call; nats become bits per byte."""
-        keys = dict.fromkeys(key for each in self.sums for key in each)  # not every batch need give all
-        means = {key: torch.stack([each[key].detach() for each in self.sums if key in each]).mean().item() for key in keys}
-        self.sums = []
-        for name, nats in (("bits_per_byte", "nll"), ("early_bits_per_byte", "early_nll")):
-            means[name] = means.pop(nats) / math.log(2)
-        return means | {"seconds": time.monotonic() - self.began}
-
-    def write(self, line: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        if self.wandb:
-            self.wandb.log(line, step=line["update"])
-        labels = {"bits_per_byte": "bits/byte", "rate": "rate", "validation_bits_per_byte": "held-out", "validation_recall": "recall"}
-        self.shown |= {label: f"{line[key]:.3f}" for key, label in labels.items() if key in line}
-        self.bar.set_postfix(self.shown)
-
-
-def _whole_and_until(line: str, update: int) -> bool:
-    try:
-        return json.loads(line)["update"] <= update
-    except ValueError:  # the line that a kill cut off
-        return False
-
-
-def _wandb(folder: Path, settings: dict[str, Any]) -> Any:
-    import wandb  # slow to import, and wanted by few
-
-    return wandb.init(project="segment-env", dir=str(folder), config=settings, mode=settings["train"]["wandb"])
 
 
 def _device(name: str) -> torch.device:
@@ -285,7 +272,7 @@ def _check_unit(rule: Rule, source: Source) -> None:
 def _check(settings: dict[str, Any]) -> None:
     if missing := {"data", "model", "agent", "train", "seed"} - settings.keys():
         raise UserError(f"the configuration has no {', '.join(sorted(missing))}: it is not one of a run")
-    least = {"data": {"length": 1}, "train": dict.fromkeys(("rows", "bytes", "log_every", "validation_bytes", "checkpoint_every"), 1)}
+    least = {"data": {"length": 1}, "train": dict.fromkeys(_COUNTS, 1)}
     least["train"]["validations"] = 0
     for group, keys in least.items():
         for key, smallest in keys.items():

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from agents import config, training
+from agents import checkpoint, config, training
 from agents.gradient_noise import Draws, Figures, figures, interval
 from agents.grid import override_lists
 from agents.laboratory import FLIPS, PARTS, ROUNDS, Estimator, Laboratory
@@ -41,7 +41,7 @@ def run(folder: Path, overrides: Sequence[str], out: Path | None = None, draws: 
     rows, reference = _rows(settings)
     lab = Laboratory(training.open_run(folder), draws, fit_updates, pairs)
     made = {name: lab.estimator(name, [*overrides, *texts]) for name, texts in rows.items()}
-    out = out or folder / "variance"
+    out = out or checkpoint.run_of(folder) / "variance"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -14,25 +14,50 @@ Letters: S sequences, B rows, T bytes, M segments, D width, H heads, E = D / H, 
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import attend_ring, attend_rows, causal, rotary_angles, sliding
 from models.block import Block, RMSNorm
+from models.mean_pooling import MeanAdd
 from models.pooling import SelectAdd
 from models.sizes import MLP_RATIO_BYTE, MLP_RATIO_TOKEN, SIZES, Size, flops_per_byte
+from models.smoothing import SelectSmooth
 from segment_env.boundaries import BOS, NUM_BYTES
+from segment_env.errors import UserError
+
+SAFETENSORS = "model.safetensors"
+#: What makes a pair of the width D, by the name that a saved model goes by.
+POOLINGS: dict[str, Callable[[int], nn.Module]] = {"SelectAdd": lambda _: SelectAdd(), "SelectSmooth": SelectSmooth, "MeanAdd": MeanAdd}
 
 
-class ByteUNet(nn.Module):
+class ByteUNet(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="segment-env",
+    license="mit",
+    paper_url="https://arxiv.org/abs/2602.13940",
+    tags=["byte-level", "tokenization"],
+):
     """A scorer with parameters.
 
     Args: ``size``, a name of ``models.sizes.SIZES`` or a :class:`Size`; ``pooling``, a pair (see ``models.pooling``; default: the
     paper's), or what makes one of the width D. Raises ValueError on a name that is none.
+
+    ``save_pretrained(folder)`` writes ``model.safetensors``, the state_dict as it is, ``config.json``, which holds what ``config``
+    does, and a model card; ``ByteUNet.from_pretrained(folder)`` reads the first two, of a folder or of a repository on the Hub. So
+    does every checkpoint of a run have them: ``ByteUNet.from_pretrained("runs/NAME/checkpoints/00000977")`` is its language model.
+    They hold the model alone. Where it is to be cut is the agent's to say, whose weights lie beside it, in ``agent.safetensors`` of
+    the checkpoint; ``agents.training.open_run`` puts both together.
     """
 
     def __init__(self, size: str | Size = "nano", pooling: nn.Module | Callable[[int], nn.Module] | None = None):
@@ -55,6 +80,39 @@ class ByteUNet(nn.Module):
         # last: it initialises itself, and the rest begins alike whatever it draws
         self.pooling: Any = SelectAdd() if pooling is None else pooling if isinstance(pooling, nn.Module) else pooling(size.width)
         self.reads_gate, self.needs_gate = self.pooling.reads_gate, self.pooling.needs_gate
+        self._hub_mixin_config = self.config  # what save_pretrained writes
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Size and name of the pooling, as JSON can hold them: what a model is besides its parameters."""
+        return {"size": asdict(self.size), "pooling": type(self.pooling).__name__}
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        size: Any = None,
+        pooling: Any = None,
+        map_location: str = "cpu",
+        **where: Any,
+    ) -> "ByteUNet":
+        """The mixin's, but safetensors alone, whole, and nothing on standard output; a ``pooling`` that was given wins over its name.
+
+        Raises UserError on a folder that holds no model, or another one than its configuration says.
+        """
+        local = Path(model_id, SAFETENSORS)
+        file = local if local.parent.is_dir() else hf_hub_download(model_id, SAFETENSORS, **where)
+        if isinstance(pooling, str) and pooling not in POOLINGS:
+            raise UserError(f"'{model_id}' has a pooling {pooling} of its own: hand it over, from_pretrained(..., pooling={pooling}())")
+        try:
+            made = Size(**size) if isinstance(size, dict) else size
+            model = cls(made, POOLINGS[pooling] if isinstance(pooling, str) else pooling)
+            tensors = load_file(file, device=map_location)
+            model.to(map_location, tensors["head.weight"].dtype).load_state_dict(tensors)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"'{model_id}' holds no model of this kind: {' '.join(str(error).split())}") from error
+        return model.eval()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -147,7 +147,9 @@ def test_segmenting_reads_standard_input():
         (["train", "data=files", "data.source.path=short.txt", "data.length=4"], "no bytes to evaluate on"),
         (["eval", "nowhere", "--seed", "-1"], "a seed is a whole number"),
         (["train", "--resume", "nowhere"], "no run folder"),
-        (["train", "agent=paper", "--resume", "nowhere"], "--resume goes on with a run as it was begun"),
+        (["train", "--run", "other", "--resume", "nowhere/checkpoints/00000001"], "no run folder"),
+        (["train", "train.keep=0"], "train.keep must be a whole number of at least 1, got 0"),
+        (["train", "train.max_skipped=many"], "train.max_skipped must be a whole number of at least 1, got 'many'"),
         (["eval", "binaries"], "no run folder"),
         (["segment", "nowhere", "text"], "no run folder"),
     ],
@@ -176,11 +178,11 @@ def test_a_run_without_checkpoint(finished, mistake, tmp_path):
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_checkpoint(finished, mistake, tmp_path, name, damage):
     run = shutil.copytree(finished, tmp_path / "run")
-    (file,) = run.glob(f"checkpoints/*/{name}")
-    if damage == "truncated":
-        file.write_bytes(file.read_bytes()[:-8])
-    else:
-        file.unlink()
+    for file in run.glob(f"checkpoints/*/{name}"):
+        if damage == "truncated":
+            file.write_bytes(file.read_bytes()[:-8])
+        else:
+            file.unlink()
     for command in (["eval", run], ["segment", run, "text"], ["train", "--resume", run]):
         assert "missing or damaged" in mistake(*command)
 
@@ -188,9 +190,55 @@ def test_a_damaged_checkpoint(finished, mistake, tmp_path, name, damage):
 @pytest.mark.parametrize("name", ["optimiser.safetensors", "state.json"])
 def test_a_damaged_training_state(finished, mistake, tmp_path, name):
     run = shutil.copytree(finished, tmp_path / "run")
-    (file,) = run.glob(f"checkpoints/*/{name}")
-    file.write_bytes(b"{")
+    for file in run.glob(f"checkpoints/*/{name}"):
+        file.write_bytes(b"{")
     assert "missing or damaged" in mistake("train", "--resume", run)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(finished, tmp_path, capsys, mistake):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before, newest = sorted((run / "checkpoints").iterdir())[-2:]
+    (newest / "model.safetensors").write_bytes(b"")
+    assert cli.main(["eval", str(run), "--split", "validation"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["split"] == "validation"
+    assert err.count("\n") == 1 and f"'{before.name}', is taken" in err
+    assert "model.safetensors is not what was written" in mistake("eval", newest)
+    assert cli.main(["train", "--resume", str(run)]) == 0
+    assert cli.main(["eval", str(newest), "--split", "validation"]) == 0, "it was made anew"
+
+
+def test_evaluation_of_the_best(finished, tmp_path, capsys):
+    """The newest worsened on purpose: the best is another, and is the one that is evaluated."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    held_out = {line["update"]: line["validation_bits_per_byte"] for line in lines if "validation_bits_per_byte" in line}
+    best = min(held_out, key=held_out.get)
+    found = {}
+    for arguments in ([run, "--best"], [run / "checkpoints" / f"{best:08d}"]):
+        assert cli.main(["eval", *map(str, arguments), "--split", "validation"]) == 0
+        found[len(arguments)] = json.loads(capsys.readouterr().out)
+    assert found[1] == found[2]
+
+
+def test_going_on_with_another_configuration(finished, mistake, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    says = mistake("train", *TINY, "train.optimiser.lr=1.0", "agent.policy_weight=0.5", "--resume", run)
+    assert "gives another configuration: agent.policy_weight was 0.3, is 0.5, train.optimiser.lr was 0.003, is 1.0\n" in says
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("clip: 1.0", "clip: 2.0"))
+    assert "the configuration is another one now: train.optimiser.clip was 1.0, is 2.0\n" in mistake("train", "--resume", run)
+    (run / "config.yaml").write_text(text)
+    assert cli.main(["train", *TINY, "--resume", str(run)]) == 0, "the same command again"
+
+
+def test_a_run_folder_that_cannot_be_written(finished, mistake, tmp_path):
+    (tmp_path / "file").touch()
+    assert "cannot write the run folder" in mistake("train", *TINY, "--run", tmp_path / "file" / "run")
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    assert f"cannot write '{run / 'metrics.jsonl'}': Is a directory" in mistake("train", "--resume", run)
 
 
 def test_a_checkpoint_of_another_size(finished, mistake, tmp_path):

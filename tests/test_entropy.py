@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from worlds import make_env
 
-from agents import config, training
+from agents import checkpoint, config, training
 from agents.entropy import Entropy, entropy, threshold_for
 from models import ByteUNet
 from segment_env.actor import Actor
@@ -144,7 +144,7 @@ def test_training_calibrates_and_a_checkpoint_keeps(name: str, tmp_path: Path) -
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     held_out = [line["validation_rate"] for line in lines if "validation_rate" in line]
     assert len(held_out) == 2 and held_out == pytest.approx([0.2, 0.2], abs=2e-3)
-    (saved,) = folder.glob("checkpoints/*/agent.safetensors")
+    *_, saved = sorted(folder.glob("checkpoints/*/agent.safetensors"))
     assert float(load_file(saved)["policy.theta"]) == theta
     opened = training.open_run(folder)
     assert float(opened.agent.policy.theta) == theta
@@ -172,7 +172,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         training.train(run, stopped, progress=False)
     assert [folder.name for folder in (stopped / "checkpoints").iterdir()] == ["00000008"]
-    training.train(training.Run(settings), stopped, resume=True, progress=False)
+    training.train(training.Run(settings), stopped, checkpoint.find(stopped), progress=False)
     for name in ("model", "agent"):
         one, other = (load_file(folder / f"checkpoints/00000016/{name}.safetensors") for folder in (whole, stopped))
         assert all(torch.equal(one[key], other[key]) for key in one)

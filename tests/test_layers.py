@@ -25,7 +25,8 @@ LAYERS = [
     ["agents.sampling", "agents.policies", "agents.rules", "agents.rates", "agents.critics", "agents.hindsight", "agents.losses"],
     ["agents.text_rules", "agents.bpe", "agents.entropy", "agents.truth", "agents.routing", "agents.gumbel", "agents.rate_losses"],
     [
-        *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.checkpoint", "agents.learner", "agents.training"],
+        *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.learner", "agents.training"],
+        *["agents.checkpoint", "agents.durable", "agents.random_states", "agents.journal", "agents.interruption"],
         *[
             "agents.straight_through",
             "agents.calibration",
