@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agents import cli, config, training
+from agents import checkpoint, cli, config, training
 from agents import data as agents_data
 from segment_env.batch import pack
 from segment_env.errors import UserError
@@ -213,7 +213,7 @@ def test_a_run_that_is_stopped_twice_ends_as_one_that_was_not(tmp_path, monkeypa
 
         with monkeypatch.context() as patched:
             patched.setattr(training.Learner, "update", stopped)
-            training.train(run, tmp_path / name, resume=there, progress=False)
+            training.train(run, tmp_path / name, checkpoint.find(tmp_path / name) if there else None, progress=False)
 
     train("whole")
     for stop in (5, 6):  # after the checkpoints of the 3rd and the 6th update, both times with updates that are made again
