@@ -30,9 +30,10 @@ import torch
 from tensordict import TensorDict
 
 from agents import config
+from agents.costs import update_flops
 from agents.learner import Learner
 from agents.sampling import settle, walk
-from agents.timing import Goal, Row, interleaved, stopwatch
+from agents.timing import Goal, Row, interleaved, stopwatch, updates_in_turns
 from agents.training import Run
 from segment_env.batch import Batch
 from segment_env.errors import UserError
@@ -115,9 +116,7 @@ def update_cost(case: Case) -> Iterator[Row]:
     rate = _rollout(first, batch)["logits"][0, 1].sigmoid().item()  # of an untrained policy: everywhere the same
     samples, share = first.agent.samples, first.agent.samples_share
     second = case.run(["agent=iid", f"+agent.samples={samples}", f"+agent.samples_share={share}", f"agent.policy.rate={rate!r}"]).learner()
-    pairs = interleaved(
-        stopwatch(lambda: first.update(batch), first.device), stopwatch(lambda: second.update(batch), second.device), case.pairs
-    )
+    pairs = updates_in_turns((first, second), (batch, batch), case.pairs)
     if not torch.equal(_starts(first, batch), _starts(second, batch)):
         raise RuntimeError("the boundaries that were compared are not the same")
     yield Row("update", "learned / given boundaries", _ratios(pairs), UPDATE, case.setting(first), _seconds(pairs))
@@ -127,9 +126,7 @@ def agent_cost(case: Case) -> Iterator[Row]:
     """Another agent over REINFORCE, both as they are shipped: K samples of the same bytes need fewer encodings of them."""
     first, second = case.run().learner(), case.run(["agent=default"]).learner()
     batches = [_batch(case.run(), learner) for learner in (first, second)]
-    pairs = interleaved(
-        stopwatch(lambda: first.update(batches[0]), first.device), stopwatch(lambda: second.update(batches[1]), second.device), case.pairs
-    )
+    pairs = updates_in_turns((first, second), batches, case.pairs)
     name = case.agent[0].partition("=")[2]
     yield Row("agents", f"{name}, {first.agent.epochs} epochs / REINFORCE", _ratios(pairs), AGENTS, case.setting(first), _seconds(pairs))
 
@@ -214,8 +211,7 @@ def achieved_flops(case: Case) -> Iterator[Row]:
     batch = _batch(run, learner)
     starts = _starts(learner, batch)
     samples = learner.samples.num_rows / learner.num_sequences
-    policy = getattr(run.agent.policy, "flops_per_byte", lambda: 0.0)()  # a read-out is too little to be counted
-    work = 3 * case.rows * case.length * (run.model.flops_per_byte(starts.float().mean().item(), case.length, samples) + policy)
+    work = case.rows * case.length * update_flops(run, starts.float().mean().item(), samples)
     side = 8192 if run.device.type == "cuda" else 2048
     a, b = torch.randn(2, side, side, dtype=torch.bfloat16 if case.precision == "bf16" else torch.float32, device=run.device)
     update, product = stopwatch(lambda: learner.update(batch), run.device), stopwatch(lambda: a @ b, run.device)

@@ -25,7 +25,7 @@ import torch
 
 import models
 import segment_env
-from agents import config, costs, training
+from agents import config, costs, durable, training
 from agents.data import identity
 from agents.grid import GRID_KEYS, Grid, Results, read_grid
 from agents.tables import Speeds, as_csv, table
@@ -261,11 +261,9 @@ def _targets(node: Any) -> Iterator[str]:
 
 
 def _write(path: Path, content: str | bytes) -> None:
-    """Written beside, then renamed: a file that is there is whole."""
-    beside = path.with_suffix(f".{os.getpid()}.partial")
+    """A file that is there is whole, also where several processes work on one grid."""
     try:
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        beside.replace(path)
+        durable.write(path, content, f".{os.getpid()}")
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
 

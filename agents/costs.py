@@ -3,12 +3,11 @@
 Letters: B rows, T bytes.
 """
 
-from functools import partial
 from statistics import fmean, median
 from typing import Any
 
 from agents import training
-from agents.timing import interleaved, stopwatch
+from agents.timing import updates_in_turns
 from segment_env.errors import UserError
 
 WARM_UP = 20  #: updates, so that a policy has begun to hold its rate
@@ -26,10 +25,7 @@ def speed(settings: dict[str, Any], reference: dict[str, Any], pairs: int) -> di
     runs = [training.Run(each) for each in (settings, reference)]
     learners = [run.learner() for run in runs]
     batches = [next(run.batches(learner)) for run, learner in zip(runs, learners, strict=True)]
-    mine, theirs = (
-        stopwatch(partial(learner.update, batch), run.device) for run, learner, batch in zip(runs, learners, batches, strict=True)
-    )
-    taken = interleaved(mine, theirs, pairs, WARM_UP)
+    taken = updates_in_turns(learners, batches, pairs, WARM_UP)
     size, other = (run.train["rows"] * run.length for run in runs)
     return {
         "time_ratio": median(first / second for first, second in taken) * other / size,
@@ -37,16 +33,21 @@ def speed(settings: dict[str, Any], reference: dict[str, Any], pairs: int) -> di
     }
 
 
-def training_flops(run: training.Run, curve: list[dict[str, Any]], rate: float) -> float | None:
-    """Operations of training per decoded byte, forward and backward, at the mean rate of the validations (``rate`` without any).
+def update_flops(run: training.Run, tokens: float, samples: float) -> float:
+    """Operations of an update per decoded byte, forward and backward, at ``tokens`` a byte and K = ``samples`` of every sequence.
 
-    Of policies those with a ``flops_per_byte`` are counted; a read-out is too little. None for a scorer that does not say what it costs.
+    Of policies those with a ``flops_per_byte`` are counted; a read-out is too little.
     """
+    policy = getattr(run.agent.policy, "flops_per_byte", lambda: 0.0)()
+    return 3 * (run.model.flops_per_byte(tokens, run.length, samples) + policy)
+
+
+def training_flops(run: training.Run, curve: list[dict[str, Any]], rate: float) -> float | None:
+    """:func:`update_flops` at the mean rate of the validations, ``rate`` without any; None for a scorer that does not say what it costs."""
     if not hasattr(run.model, "flops_per_byte"):
         return None
     counts = run.agent.sample_counts(run.train["rows"])
     seen = fmean([line["validation_rate"] for line in curve] or [rate])
     # a rate is of choices: the first byte of a crop starts a token besides
     tokens = (1 + seen * (run.length - 1)) / run.length
-    policy = getattr(run.agent.policy, "flops_per_byte", lambda: 0.0)()
-    return 3 * (run.model.flops_per_byte(tokens, run.length, sum(counts) / len(counts)) + policy)
+    return update_flops(run, tokens, sum(counts) / len(counts))

@@ -14,6 +14,7 @@ from segment_env.scorer import Scorer
 from segment_env.streams import SPLITS, Corpus, Documents, TextStream, crops, whitespace_starts
 
 Source = Corpus | Documents | ByteStream  #: what a ``data.source`` of a configuration builds
+_TEXT = (Corpus, Documents)
 
 MAX_SEED = (1 << 61) - 1  #: of a run and of its noise
 _GENERATED = {"validation": MAX_SEED + 1, "test": MAX_SEED + 2}  # seeds that no training run can have
@@ -31,7 +32,7 @@ def batches(source: Source, num_sequences: int, length: int, seed: int, rank: in
 
 def is_text(source: Source) -> bool:
     """Whether boundaries are compared with whitespace, as those of a corpus and of documents are."""
-    return isinstance(source, (Corpus, Documents))
+    return isinstance(source, _TEXT)
 
 
 def train_stream(source: Source) -> ByteStream:
@@ -96,7 +97,7 @@ def reference_starts(source: Source, x: Tensor) -> Tensor | None:
 
     None: the generator has none.
     """
-    return whitespace_starts(x) if isinstance(source, (Corpus, Documents)) else source.reference(x)
+    return whitespace_starts(x) if isinstance(source, _TEXT) else source.reference(x)
 
 
 def known_scorer(source: Source) -> Scorer:

@@ -13,11 +13,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file beside, bring it to the disk and rename it into its place. Raises OSError, and then leaves the old file as it was."""
-    beside = path.with_name(f"{path.name}.partial")
+def write(path: Path, content: str | bytes, tag: str = "") -> None:
+    """Write a file beside, bring it to the disk and rename it into its place. Raises OSError, and then leaves the old file as it was.
+
+    Processes that may write the same file at once give each a ``tag`` of its own, for the name of the file beside.
+    """
+    beside = path.with_name(f"{path.name}{tag}.partial")
     try:
-        beside.write_text(text)
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
         sync(beside)
         beside.replace(path)
     except OSError:

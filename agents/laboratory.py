@@ -8,7 +8,6 @@ Letters: N draws of bytes, B rows, P parameters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 
 import torch
@@ -21,11 +20,11 @@ from agents.credit import Truth, true_direction
 from agents.data import MAX_SEED, held_out_stream, reference_starts, train_stream
 from agents.estimators import policy_loss
 from agents.learner import Learner
-from agents.timing import interleaved, stopwatch
+from agents.timing import updates_in_turns
 from segment_env.batch import Batch, Episodes, Samples
 from segment_env.boundaries import is_choice
 from segment_env.errors import UserError
-from segment_env.unroll import unroll
+from segment_env.unroll import Live, unroll
 
 FLIPS, ROUNDS = 32, 16  #: positions of a sequence whose true credit is measured, and draws of all other boundaries for it
 PARTS = ("head", "encoder")  #: whose gradients are measured: the policy's own parameters, and what lies below it
@@ -75,20 +74,17 @@ class Laboratory:
         batch = Episodes(stream, samples.num_sequences, self.run.length, SEEDS[role]).batch(index)
         return replace(batch, seed=noise).to(self.run.device)
 
-    def rollout(self, estimator: Estimator, batch: Batch) -> tuple[TensorDict, Tensor]:
-        """``batch`` played as the estimator's agent plays it, and its logits [B, T] with their graph, which reaches the encoder."""
+    def rollout(self, estimator: Estimator, batch: Batch) -> tuple[TensorDict, Live]:
+        """``batch`` played as the estimator's agent plays it; the graph of the logits reaches the encoder."""
         agent, policy = estimator.agent, self.run.agent.policy
-        rollout, live = unroll(
-            self.run.model, policy, batch, estimator.samples, soft_cap=agent.soft_cap, price=agent.price, encoder_grad=True
-        )
-        if live.logits is None:
-            raise UserError(f"{type(policy).__name__} has no logits: there is no gradient to measure")
-        return rollout, live.logits
+        return unroll(self.run.model, policy, batch, estimator.samples, soft_cap=agent.soft_cap, price=agent.price, encoder_grad=True)
 
-    def gradient(self, estimator: Estimator, rollout: TensorDict, logits: Tensor) -> dict[str, Tensor]:
-        """The boundary gradient of a rollout, the mean over choices, by part: [P] each."""
+    def gradient(self, estimator: Estimator, rollout: TensorDict, live: Live) -> dict[str, Tensor]:
+        """The boundary gradient of a rollout, the mean over choices, by part: [P] each. Raises UserError where there are no logits."""
+        if live.logits is None:
+            raise UserError(f"{type(self.run.agent.policy).__name__} has no logits: there is no gradient to measure")
         rollout = estimator.agent.prepare(rollout)
-        loss = policy_loss(estimator.agent.direction(rollout), logits, rollout["is_choice"].sum().clamp(min=1))
+        loss = policy_loss(estimator.agent.direction(rollout), live.logits, rollout["is_choice"].sum().clamp(min=1))
         head, body = (list(part.parameters()) if isinstance(part, nn.Module) else [] for part in (self.run.agent.policy, self.run.model))
         found = torch.autograd.grad(loss, head + body, allow_unused=True, retain_graph=True)
         flat = [[each.flatten() for each in part if each is not None] for part in (found[: len(head)], found[len(head) :])]
@@ -103,9 +99,9 @@ class Laboratory:
         for alike in _alike(estimators):
             first = estimators[alike[0]]
             for n, noise in ((draw // 2, draw) for draw in range(2 * self.draws)):
-                rollout, logits = self.rollout(first, self.batch(first.samples, n, role, noise))
+                rollout, live = self.rollout(first, self.batch(first.samples, n, role, noise))
                 for i in alike:
-                    drawn[i].append(self.gradient(estimators[i], rollout, logits))
+                    drawn[i].append(self.gradient(estimators[i], rollout, live))
         return [{part: torch.stack([each[part] for each in one]).unflatten(0, (-1, 2)) for part in one[0]} for one in drawn]
 
     @torch.no_grad()
@@ -147,14 +143,7 @@ class Laboratory:
         optimiser = torch.optim.Adam(fitted, lr=3e-3)
         for update in range(self.fit_updates):
             with torch.no_grad():
-                rollout, live = unroll(
-                    self.run.model,
-                    agent.policy,
-                    self.batch(estimator.samples, update, "fit", update),
-                    estimator.samples,
-                    soft_cap=agent.soft_cap,
-                    price=agent.price,
-                )
+                rollout, live = self.rollout(estimator, self.batch(estimator.samples, update, "fit", update))
             loss, _ = agent.loss(agent.prepare(rollout), live)
             gradients = torch.autograd.grad(loss, fitted)
             for parameter, gradient in zip(fitted, gradients, strict=True):
@@ -166,12 +155,12 @@ class Laboratory:
         if estimator is reference:
             return 1.0
         settings = {**self.run.train["optimiser"], "lr": 0.0}
-        learners = [Learner(self.run.model, each.agent, self.run.train["rows"], 1, **settings) for each in (estimator, reference)]
+        learners = [
+            Learner(self.run.model, each.agent, self.run.train["rows"], 1, **settings, device=self.run.device)
+            for each in (estimator, reference)
+        ]
         batches = [self.batch(learner.samples, 0, "fit", 0) for learner in learners]
-        first, second = (
-            stopwatch(partial(learner.update, batch), self.run.device) for learner, batch in zip(learners, batches, strict=True)
-        )
-        ratios = [mine / theirs for mine, theirs in interleaved(first, second, self.pairs)]
+        ratios = [mine / theirs for mine, theirs in updates_in_turns(learners, batches, self.pairs)]
         for each in (estimator, reference):
             each.agent.eval()
         self.run.model.zero_grad(set_to_none=True)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,12 @@ def interleaved(first: Measure, second: Measure, pairs: int, warm_up: int = 1) -
         else:
             taken.append((first(), second()))
     return taken
+
+
+def updates_in_turns(learners: Sequence[Any], batches: Sequence[Any], pairs: int, warm_up: int = 1) -> list[tuple[float, float]]:
+    """Seconds of an update of each of two learners (:class:`agents.learner.Learner`), each on a batch of its own, pair by pair."""
+    first, second = (stopwatch(partial(learner.update, batch), learner.device) for learner, batch in zip(learners, batches, strict=True))
+    return interleaved(first, second, pairs, warm_up)
 
 
 def stopwatch(function: Callable[[], Any], device: torch.device) -> Measure:

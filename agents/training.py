@@ -206,8 +206,8 @@ def train(
             if validates:
                 figures = run.evaluate("validation", run.train["validation_bytes"])
                 journal.write(run.counts(update) | {f"validation_{key}": value for key, value in figures.items()})
-                if math.isfinite(held_out := figures["bits_per_byte"]):
-                    state.validation_bits_per_byte, better = held_out, held_out < checkpoint.lowest_bits_per_byte(folder)
+                if math.isfinite(bits := figures["bits_per_byte"]):
+                    state.validation_bits_per_byte, better = bits, bits < checkpoint.lowest_bits_per_byte(folder)
             stopped = stop()
             if update % run.train["checkpoint_every"] == 0 or last or stopped or better:
                 _check_finite(run, folder, learner, update)

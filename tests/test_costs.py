@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import compare, config, costs, training
+from agents import compare, config, costs, timing, training
 from models.sizes import SIZES, flops_per_byte
 from segment_env.errors import UserError
 
@@ -35,7 +35,7 @@ def test_a_ratio_is_of_time_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
         assert mine() > 0 and theirs() > 0 and pairs == 3
         return [(3.0, 4.0), (1.0, 4.0), (2.0, 2.0)]
 
-    monkeypatch.setattr(costs, "interleaved", taken)
+    monkeypatch.setattr(timing, "interleaved", taken)
     assert costs.speed(half, whole, pairs=3) == {"time_ratio": 1.5, "bytes_per_second": 1024.0}
 
 

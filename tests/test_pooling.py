@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import float64
+from worlds import pooled_both_ways
 
 from models.pooling import SelectAdd
 
@@ -83,13 +84,5 @@ def test_the_gradient_returns_to_the_starts():
 
 
 def test_steps_are_parallel():
-    h, starts = rows_of(3, 20, 0.3)
-    pooling = SelectAdd()
-    tokens, _ = pooling.down(h, starts)
-    parallel = pooling.up(h, tokens.sin(), starts)
-    state, y = pooling.init(3), torch.zeros(3, 3, dtype=float64)
-    for t in range(20):
-        state, token = pooling.down_step(state, h[:, t], starts[:, t])
-        y = torch.where(starts[:, t, None], token.sin(), y)
-        state, out = pooling.up_step(state, h[:, t], y, starts[:, t])
-        assert torch.equal(out, parallel[:, t])
+    parallel, stepped = pooled_both_ways(SelectAdd(), *rows_of(3, 20, 0.3))
+    assert torch.equal(stepped, parallel)

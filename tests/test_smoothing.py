@@ -6,6 +6,7 @@ Letters: B rows, T bytes, M segments of the row that has most, D width.
 import pytest
 import torch
 from torch import Tensor, bfloat16, float32, float64
+from worlds import pooled_both_ways
 
 from models.smoothing import LEAST, SelectSmooth, smoothed
 from segment_env.boundaries import segment_ids
@@ -115,15 +116,8 @@ def test_the_confidence_is_one_forward_and_itself_backward() -> None:
 
 
 def test_steps_are_parallel() -> None:
-    pair, (h, starts, gate) = pair_of(), rows_of(40)
-    tokens, _ = pair.down(h, starts, gate)
-    parallel = pair.up(h, tokens.sin(), starts, gate)
-    state, y = pair.init(4), torch.zeros(4, 3, dtype=float64)
-    for t in range(40):
-        state, token = pair.down_step(state, h[:, t], starts[:, t])
-        y = torch.where(starts[:, t, None], token.sin(), y)
-        state, out = pair.up_step(state, h[:, t], y, starts[:, t], gate[:, t])
-        torch.testing.assert_close(out, parallel[:, t], rtol=0, atol=1e-13)
+    parallel, stepped = pooled_both_ways(pair_of(), *rows_of(40))
+    torch.testing.assert_close(stepped, parallel, rtol=0, atol=1e-13)
 
 
 def test_rows_of_padding_alone() -> None:

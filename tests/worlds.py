@@ -20,6 +20,19 @@ def tiny_unet(dtype: torch.dtype = float64, pooling=None) -> ByteUNet:
     return unet
 
 
+def pooled_both_ways(pair, h: Tensor, starts: Tensor, gate: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What bytes receive of a pooling pair whose token layers answer with a sine: all positions at once, and one after the other."""
+    tokens, _ = pair.down(h, starts, gate)
+    parallel = pair.up(h, tokens.sin(), starts, gate)
+    state, y, stepped = pair.init(len(h)), torch.zeros_like(h[:, 0]), []
+    for t in range(h.shape[1]):
+        state, token = pair.down_step(state, h[:, t], starts[:, t])
+        y = torch.where(starts[:, t, None], token.sin(), y)
+        state, out = pair.up_step(state, h[:, t], y, starts[:, t], None if gate is None else gate[:, t])
+        stepped.append(out)
+    return parallel, torch.stack(stepped, 1)
+
+
 SCORERS = {
     "aligned": lambda dtype=float64: AlignedScorer(5, 0.1, dtype),
     "table": lambda dtype=float64: TableScorer(byte_noise=2.0, dtype=dtype),

@@ -8,7 +8,7 @@ Letters: S sequences, T bytes of a crop.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -112,14 +112,9 @@ class Documents:
 
     def beginning(self, split: str, size: int) -> bytes:
         """The first ``size`` bytes of a split, its documents joined by a blank line: what is fitted before training begins."""
-        if split in HELD_OUT:
-            return BETWEEN.join(self._held_out[split])[:size]
-        data = b""
-        for document in filter(self._is_train, _all(self.shards["train"])):
-            data += (BETWEEN if data else b"") + document
-            if len(data) >= size:
-                break
-        return data[:size]
+        held_out = split in HELD_OUT
+        documents = self._held_out[split] if held_out else _first(filter(self._is_train, _all(self.shards["train"])), size)
+        return BETWEEN.join(documents)[:size]
 
     @cached_property
     def _shares(self) -> dict[str, float]:
@@ -154,12 +149,7 @@ class Documents:
                 if not missing:
                     break
         for split in self.shards.keys() & found.keys():
-            size = 0
-            for document in filter(self._is_long, _all(self.shards[split])):
-                found[split].append(document)
-                size += len(document)
-                if size >= self.held_out_bytes:
-                    break
+            found[split] = _first(filter(self._is_long, _all(self.shards[split])), self.held_out_bytes)
         return found
 
 
@@ -248,6 +238,17 @@ class HubDocuments(Documents):
     def identity(self) -> dict[str, str]:
         """See :class:`Documents`; the commit and the configuration too."""
         return {**super().identity, "data_revision": self.commit, "data_config": str(self.config)}
+
+
+def _first(documents: Iterable[bytes], size: int) -> list[bytes]:
+    """Whole documents up to the one with which there are ``size`` bytes of them, at least one."""
+    found: list[bytes] = []
+    for document in documents:
+        found.append(document)
+        size -= len(document)
+        if size <= 0:
+            break
+    return found
 
 
 def _all(shards: Shards) -> Iterator[bytes]:
