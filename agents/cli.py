@@ -55,9 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = command("eval", _eval, "Bits per byte, rate and alignment of a run on held-out bytes.")
     evaluate.add_argument("run", type=Path, metavar="RUN", help="a run, or one of its checkpoints")
     evaluate.add_argument("--best", action="store_true", help="the checkpoint of lowest validation bits per byte, not the newest")
-    evaluate.add_argument("--split", choices=("validation", "test"), default="test")
+    evaluate.add_argument("--split", choices=("validation", "test"), help="of the data (default: test)")
+    other = "other data than the run's: a text file, a folder of them, JSON lines or Parquet, or configuration as in data=files"
+    evaluate.add_argument("--data", nargs="+", default=[], metavar="PATH", help=other)
     evaluate.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
     evaluate.add_argument("--rate", type=float, help="add one offset to all logits, calibrated on validation bytes to this rate")
+    evaluate.add_argument("--draws", type=int, default=1, metavar="K", help="of all boundaries, for mean and marginal (default: 1)")
+    evaluate.add_argument("--stride", type=int, metavar="N", help="overlap crops: each begins N bytes after the one before")
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures too")
 
     segment = command("segment", _segment, "Cut a text where a run's agent would.")
     segment.add_argument("run", type=Path, metavar="RUN")
@@ -147,9 +152,33 @@ def _ending(run: Any) -> str:
 
 def _eval(options: argparse.Namespace) -> None:
     from agents import training
+    from agents.assessment import assess
 
+    _check_writable(options.json)
     run = training.open_run(options.run, options.best)
-    print(json.dumps({"split": options.split, **run.evaluate(options.split, seed=options.seed, rate=options.rate)}, indent=2))
+    figures = assess(run, options.split, options.data, options.seed, options.rate, options.draws, options.stride)
+    print(text := json.dumps(_without_nan(figures), indent=2))
+    if options.json:
+        options.json.write_text(f"{text}\n")
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before anything is computed. Raises UserError where a file cannot be written to ``path``, and leaves what is there."""
+    try:
+        if path and path.exists():
+            path.open("ab").close()
+        elif path:
+            path.touch()
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def _without_nan(value: Any) -> Any:
+    """``value`` with null for nan, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    return None if value != value else value
 
 
 def _segment(options: argparse.Namespace) -> None:
