@@ -60,8 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--data", nargs="+", default=[], metavar="PATH", help=other)
     evaluate.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
     evaluate.add_argument("--rate", type=float, help="add one offset to all logits, calibrated on validation bytes to this rate")
-    evaluate.add_argument("--draws", type=int, default=1, metavar="K", help="of all boundaries, for mean and marginal (default: 1)")
+    evaluate.add_argument("--draws", type=int, metavar="K", help="of all boundaries, for mean and marginal (default: 1)")
     evaluate.add_argument("--stride", type=int, metavar="N", help="overlap crops: each begins N bytes after the one before")
+    evaluate.add_argument("--tasks", metavar="NAMES", help="instead tasks of lm-eval, as in piqa,hellaswag,arc_easy,lambada_openai")
+    evaluate.add_argument("--include-path", type=Path, metavar="FOLDER", help="more task files (YAML), as of tasks with local data")
+    evaluate.add_argument("--limit", type=int, metavar="N", help="so many documents of each task")
+    evaluate.add_argument("--num-fewshot", type=int, metavar="N", help="so many solved examples before each document of a task")
+    thresholded = "of tasks: drawn (default), or where P(start) is above a threshold that gives the rate"
+    evaluate.add_argument("--boundaries", choices=("sampled", "thresholded"), help=thresholded)
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures too")
 
     segment = command("segment", _segment, "Cut a text where a run's agent would.")
@@ -151,12 +157,20 @@ def _ending(run: Any) -> str:
 
 
 def _eval(options: argparse.Namespace) -> None:
-    from agents import training
-    from agents.assessment import assess
+    from agents import assessment, harness, training
 
+    others = ("split", "data", "draws", "stride") if options.tasks else ("include_path", "limit", "num_fewshot", "boundaries")
+    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(options, name) not in (None, [])]:
+        raise UserError(f"{', '.join(given)} {'do not go with' if options.tasks else 'are for'} --tasks; see segment-env eval --help")
     _check_writable(options.json)
-    run = training.open_run(options.run, options.best)
-    figures = assess(run, options.split, options.data, options.seed, options.rate, options.draws, options.stride)
+    run, seed, rate = training.open_run(options.run, options.best), options.seed, options.rate
+    if options.tasks:
+        thresholded = options.boundaries == "thresholded"
+        how: dict[str, Any] = {"num_fewshot": options.num_fewshot, "seed": seed, "thresholded": thresholded, "rate": rate}
+        figures = harness.run_tasks(run, options.tasks.split(","), options.include_path, options.limit, **how)
+    else:
+        draws = 1 if options.draws is None else options.draws
+        figures = assessment.assess(run, options.split, options.data, seed, rate, draws, options.stride)
     print(text := json.dumps(_without_nan(figures), indent=2))
     if options.json:
         options.json.write_text(f"{text}\n")

@@ -98,8 +98,9 @@ def tally(
     totals, seed, drawn, sampled = Totals(), None, "", True
     make = Thresholds if thresholded else Samples
     documents, nats, sizes = [], [], []
-    cuts, choices, reward = torch.zeros(draws, dtype=torch.int64, device=device), 0, 0.0
-    decoded = tokens = num_windows = 0
+    cuts, num_windows = torch.zeros(draws, dtype=torch.int64, device=device), 0
+    choices = decoded = tokens = torch.zeros_like(cuts[0])
+    reward = torch.zeros((), dtype=torch.float64, device=device)
     for window in windows:
         batch, scored, seed = window.batch.to(device), window.scored.to(device), window.batch.seed
         samples = make([draws] * len(scored), device=device)
@@ -117,10 +118,10 @@ def tally(
         nats.append(torch.where(counts, live.nll, 0).double().sum(1).view(-1, draws).cpu())
         sizes.append(scored.sum(1).cpu())
         cuts += (starts & samples.expand(choice)).sum(1).view(-1, draws).sum(0)
-        choices += choice.sum()
-        reward += torch.where(scored, rollout["next", "reward"].squeeze(-1)[first], 0).double().sum()
-        decoded += batch.valid.sum()
-        tokens += starts[first].sum()
+        choices = choices + choice.sum()
+        reward = reward + torch.where(scored, rollout["next", "reward"].squeeze(-1)[first], 0).double().sum()
+        decoded = decoded + batch.valid.sum()
+        tokens = tokens + starts[first].sum()
         num_windows += len(scored)
     per_document, per_size = _by_document(torch.cat(documents), torch.cat(nats), torch.cat(sizes))
     return Tally(
