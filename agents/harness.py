@@ -43,7 +43,9 @@ def run_tasks(
     if include_path is not None and not include_path.is_dir():
         raise UserError(f"no folder '{include_path}'; give one of task files (YAML)")
     model = SegmentLM(run, batch_size, seed, thresholded, rate)
-    manager = TaskManager(include_path=include_path)
+    manager = TaskManager(include_path=include_path, include_defaults=False) if include_path else None
+    if not manager or not set(names) <= set(manager.all_subtasks):  # reading all files of the harness takes many seconds
+        manager = TaskManager(include_path=include_path)
     tasks = [part for name in names for part in _load(manager, name)]
     results = lm_eval.simple_evaluate(model, tasks=tasks, num_fewshot=num_fewshot, limit=limit, bootstrap_iters=_BOOTSTRAPS)
     figures = {name: {key: value for key, value in found.items() if key != "alias"} for name, found in results["results"].items()}

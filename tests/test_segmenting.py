@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from torch import float64, nn
+from worlds import Stepped, tiny_unet
 
 from agents import segmenting
 from agents.entropy import Entropy
@@ -17,7 +18,6 @@ from models.sizes import Size
 from segment_env.batch import Samples, pack
 from segment_env.closed_form import TableScorer
 from segment_env.unroll import unroll
-from worlds import Stepped, tiny_unet
 
 
 def policy_of(width: int, n_past: int = 0, dtype: torch.dtype = float64) -> WindowPolicy:
