@@ -47,7 +47,8 @@ def run_tasks(
     if not manager or not set(names) <= set(manager.all_subtasks):  # reading all files of the harness takes many seconds
         manager = TaskManager(include_path=include_path)
     tasks = [part for name in names for part in _load(manager, name)]
-    results = lm_eval.simple_evaluate(model, tasks=tasks, num_fewshot=num_fewshot, limit=limit, bootstrap_iters=_BOOTSTRAPS)
+    settings = {"num_fewshot": num_fewshot, "limit": limit, "bootstrap_iters": _BOOTSTRAPS, "task_manager": manager}
+    results = lm_eval.simple_evaluate(model, tasks=tasks, **settings)
     figures = {name: {key: value for key, value in found.items() if key != "alias"} for name, found in results["results"].items()}
     for name, samples in results["samples"].items():
         figures[name] |= target_bits_per_byte(samples)
