@@ -9,7 +9,7 @@ from typing import Any
 
 from agents.training import Run
 from segment_env.errors import UserError
-from segment_env.streams.shards import one_line
+from segment_env.streams.shards import hush, one_line
 
 _BOOTSTRAPS = 1000  #: for standard errors of what is no mean
 
@@ -39,7 +39,8 @@ def run_tasks(
         raise UserError(f"tasks need lm-eval, which cannot be imported ({one_line(error)}): pip install 'segment-env[lm-eval]'") from error
     from agents.lm_eval_model import SegmentLM
 
-    logging.getLogger("lm_eval").setLevel(logging.CRITICAL)  # its lines would stand before ours
+    logging.getLogger("lm_eval").setLevel(logging.CRITICAL)
+    hush()
     if include_path is not None and not include_path.is_dir():
         raise UserError(f"no folder '{include_path}'; give one of task files (YAML)")
     model = SegmentLM(run, batch_size, seed, thresholded, rate)
