@@ -50,7 +50,7 @@ def run_tasks(
     tasks = [part for name in names for part in _load(manager, name)]
     settings = {"num_fewshot": num_fewshot, "limit": limit, "bootstrap_iters": _BOOTSTRAPS, "task_manager": manager}
     results = lm_eval.simple_evaluate(model, tasks=tasks, **settings)
-    figures = {name: {key: value for key, value in found.items() if key != "alias"} for name, found in results["results"].items()}
+    figures = {name: _metrics(found) for name, found in results["results"].items()}
     for name, samples in results["samples"].items():
         figures[name] |= target_bits_per_byte(samples)
     return {"tasks": figures, **model.figures}
@@ -66,6 +66,10 @@ def _load(manager: Any, name: str) -> list[Any]:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"cannot load the task '{name}' ({reason}); data of the hub must be cached or within reach") from error
     return [found["groups"][name]] if name in found["groups"] else list(found["tasks"].values())
+
+
+def _metrics(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if value == "N/A" else value for key, value in found.items() if key not in ("alias", "name")}
 
 
 def target_bits_per_byte(samples: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -230,3 +230,9 @@ def _groups(order: Sequence[int], size: int, key: Callable[[int], Any]) -> Itera
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+if __name__ == "__main__":  # the harness' own command line, which then knows this model
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
