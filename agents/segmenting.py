@@ -13,7 +13,7 @@ from segment_env.boundaries import effective, is_choice, split
 from segment_env.scorer import Policy, Scorer
 from segment_env.unroll import decide
 
-PIECE = 1 << 16  #: bytes that are encoded at once
+PIECE = 1 << 14  #: bytes that are encoded at once
 
 
 class Segment(bytes):
