@@ -147,33 +147,35 @@ def stream(
     return _stream(scorer, policy, prompts, num_bytes, drawing or Drawing(), range(len(prompts)) if rows is None else rows)
 
 
-@torch.no_grad()
 def _stream(
     scorer: Scorer, policy: Policy, prompts: Sequence[bytes], num_bytes: int, drawing: Drawing, rows: Sequence[int]
 ) -> Iterator[Step]:
     longest = max(map(len, prompts))
-    state, h = scorer.init_state(len(prompts), longest + num_bytes)
-    inner, device = policy.init(len(prompts)), h.device
+    with torch.no_grad():
+        state, h = scorer.init_state(len(prompts), longest + num_bytes)
+        inner, device = policy.init(len(prompts)), h.device
     given = torch.tensor([list(prompt.ljust(longest, b"\0")) for prompt in prompts], dtype=torch.int64, device=device)
     length = torch.tensor([len(prompt) for prompt in prompts], device=device)
     byte_noise, noise = drawing.noise(torch.tensor(rows, device=device), longest + num_bytes)
     byte, since, first = torch.full_like(length, BOS), torch.zeros_like(length), torch.ones_like(length, dtype=torch.bool)
     recent = torch.zeros(len(prompts), policy.n_past, dtype=torch.int64, device=device)
     for t in range(longest + num_bytes):
-        if t:
-            state, h = scorer.observe(state, byte)
-        early = scorer.early_log_p(h) if policy.reads_early_log_p else None
-        observation = Observation(h, byte, since, recent if policy.n_past else None, noise[:, t], early)
-        inner, decision = policy.step(inner, observation)
-        start = decision.action if t else first
-        gate = None if decision.gate is None else decision.gate if t else torch.ones_like(decision.gate)
-        state, log_p = scorer.predict(state, start, gate)
-        byte = drawing.byte(log_p, byte_noise[:, t])
-        if t < longest:
-            byte = torch.where(t < length, given[:, t], byte)
+        with torch.no_grad():  # not around the yield: it is the caller's again there
+            if t:
+                state, h = scorer.observe(state, byte)
+            early = scorer.early_log_p(h) if policy.reads_early_log_p else None
+            observation = Observation(h, byte, since, recent if policy.n_past else None, noise[:, t], early)
+            inner, decision = policy.step(inner, observation)
+            start = decision.action if t else first
+            gate = None if decision.gate is None else decision.gate if t else torch.ones_like(decision.gate)
+            state, log_p = scorer.predict(state, start, gate)
+            byte = drawing.byte(log_p, byte_noise[:, t])
+            if t < longest:
+                byte = torch.where(t < length, given[:, t], byte)
         yield Step(byte, start, log_p.gather(1, byte[:, None]).squeeze(1))
         since = torch.where(start, 1, since + 1)
-        recent = torch.cat([start.long()[:, None], recent], 1)[:, : policy.n_past]
+        if policy.n_past:
+            recent = torch.cat([start.long()[:, None], recent[:, :-1]], 1)
 
 
 class Display:
