@@ -274,6 +274,8 @@ def _check(settings: dict[str, Any]) -> None:
         raise UserError(f"the configuration has no {', '.join(sorted(missing))}: it is not one of a run")
     least = {"data": {"length": 1}, "train": dict.fromkeys(_COUNTS, 1)}
     least["train"]["validations"] = 0
+    if settings["train"].get("test_bytes") is not None:
+        least["train"]["test_bytes"] = 1
     for group, keys in least.items():
         for key, smallest in keys.items():
             value = settings[group].get(key)
