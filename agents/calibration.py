@@ -22,8 +22,17 @@ STEPS = 24  #: of bisection: 2 * LARGEST / 2^STEPS is below 1e-5
 
 
 @torch.no_grad()
-def offset_for(scorer: Scorer, policy: Policy, batches: Iterable[Batch], target: float, device: torch.device | str = "cpu") -> float:
+def offset_for(
+    scorer: Scorer,
+    policy: Policy,
+    batches: Iterable[Batch],
+    target: float,
+    device: torch.device | str = "cpu",
+    thresholded: bool = False,
+) -> float:
     """The offset at which the mean probability of a start over the choices of ``batches``, uncapped, is ``target``.
+
+    With ``thresholded``: at which that share of the choices has a probability above 1/2, which is the policy on a noise of 1/2.
 
     ``policy`` has a parallel form, and an ``offset`` that is added to its logits, as WindowPolicy has, or to what it thresholds: then
     the rate is that of the starts themselves. Decisions are sampled anew at every trial, by the batches' own noise. Raises UserError
@@ -37,8 +46,8 @@ def offset_for(scorer: Scorer, policy: Policy, batches: Iterable[Batch], target:
 
     def rate(offset: float) -> float:
         with shifted_logits(policy, offset):
-            drawn = [sampled(h, x, noise, None) for h, x, noise, _ in seen]
-        decisions = [each.action.double() if each.logits is None else each.logits.sigmoid() for each in drawn]
+            drawn = [sampled(h, x, torch.full_like(noise, 0.5) if thresholded else noise, None) for h, x, noise, _ in seen]
+        decisions = [each.action.double() if thresholded or each.logits is None else each.logits.sigmoid() for each in drawn]
         p, choice = (torch.cat([each.flatten() for each in column]) for column in (decisions, [choice for *_, choice in seen]))
         return float(mean_over(p, choice))
 

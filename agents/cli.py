@@ -64,6 +64,23 @@ def _parser() -> argparse.ArgumentParser:
     segment.add_argument("text", metavar="TEXT", help="the text, or - for standard input")
     segment.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
 
+    generate = command("generate", _generate, "Text of a run's model, shown byte by byte as it comes.")
+    generate.add_argument("run", type=Path, metavar="RUN", help="a run, or one of its checkpoints")
+    prompt = generate.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from, or - for standard input (default: a document's beginning)")
+    prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same, the bytes of a file")
+    generate.add_argument("--bytes", type=int, default=256, metavar="N", help="how many behind the prompt (default: 256)")
+    generate.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest byte (default: 1)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest bytes that reach this probability (default: 1)")
+    generate.add_argument("--num-samples", type=int, default=1, metavar="N", help="texts from the same prompt (default: 1)")
+    generate.add_argument("--seed", type=_seed, default=0, help="of the bytes (default: 0)")
+    generate.add_argument("--boundary-seed", type=_seed, help="of the boundary noise (default: the seed of the bytes)")
+    choices, text = ("sampled", "thresholded"), "drawn (default), or where P(start) is above a threshold that gives the rate"
+    generate.add_argument("--boundaries", choices=choices, default="sampled", help=text)
+    calibrated = "starts per byte, by one offset of all logits that gives it on validation bytes (default of thresholded: the target)"
+    generate.add_argument("--rate", type=float, help=calibrated)
+    generate.add_argument("--segments", action="store_true", help="show where segments start, as |")
+
     compare = command("compare", _compare, "Run the grid of an experiment and print its table; goes on where it was stopped.")
     overrides(compare)
     compare.add_argument("--cells", type=Path, default=Path("results/cells"), metavar="FOLDER", help="where finished cells lie")
@@ -157,11 +174,35 @@ def _segment(options: argparse.Namespace) -> None:
     from agents.segmenting import segment, shown
     from segment_env.scorer import note
 
-    data = sys.stdin.buffer.read() if options.text == "-" else os.fsencode(options.text)
+    data = _given(options.text)
     run = training.open_run(options.run)
     if remark := note(run.agent.policy):
         print(remark, file=sys.stderr)
     print(shown(segment(run.model, run.agent.policy, data, options.seed, run.device)))
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from agents import generation
+
+    seeds, thresholded = (options.seed, options.boundary_seed), options.boundaries == "thresholded"
+    drawing = generation.Drawing(options.temperature, options.top_p, *seeds, thresholded)
+    texts = generation.run(options.run, _prompt(options), options.bytes, options.num_samples, drawing, options.rate, options.segments)
+    for text in texts:
+        print(text, end="", flush=True)
+    print()
+
+
+def _prompt(options: argparse.Namespace) -> bytes | None:
+    if options.prompt is not None:
+        return _given(options.prompt)
+    try:
+        return options.prompt_file.read_bytes() if options.prompt_file else None
+    except OSError as error:
+        raise UserError(f"cannot read the prompt '{options.prompt_file}': {error.strerror}") from error
+
+
+def _given(text: str) -> bytes:
+    return sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -31,9 +31,10 @@ def shown(segments: list[bytes], separator: str = "|") -> str:
     >>> shown([b"Call ", b"me", b"\n", "—".encode()[:1]])
     '|Call |me|\\n|\\xe2|'
     """
-    texts = ["".join(map(_printable, piece.decode("utf-8", "backslashreplace"))) for piece in segments]
+    texts = ["".join(map(printable, piece.decode("utf-8", "backslashreplace"))) for piece in segments]
     return separator.join(["", *texts, ""]) if texts else ""
 
 
-def _printable(character: str) -> str:
+def printable(character: str) -> str:
+    """The character, or its escape where a terminal could not show it."""
     return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -29,7 +29,14 @@ class RMSNorm(nn.RMSNorm):
         """x [..., D] -> [..., D], of x's dtype or wider; the mean is taken in float32 or wider."""
         if x.is_cuda:
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), EPSILON)
-        return _RMSNorm.apply(x, self.weight)
+        return _RMSNorm.apply(x, self.weight) if torch.is_grad_enabled() else _normed(x, self.weight)[0]
+
+
+def _normed(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x [..., D] normed, and 1 / rms(x) [..., 1]."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    scale = (norm.square() / x.shape[-1] + EPSILON).rsqrt()
+    return (x * scale).mul_(weight).to(weight.dtype), scale
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -37,11 +44,9 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale = (norm.square() / x.shape[-1] + EPSILON).rsqrt()
+        normed, scale = _normed(x, weight)
         ctx.save_for_backward(x, scale, weight)
-        return (x * scale).mul_(weight).to(weight.dtype)
+        return normed
 
     @staticmethod
     @once_differentiable

@@ -170,21 +170,22 @@ class ByteUNet(
         if len(rows):
             state = self._start_segment(state, token[rows], rows)
         pooling, z = self.pooling.up_step(pooling, state["h"], state["y"], action, gate)
-        z = self._byte_step(self.decoder, state["decoder"], z, state["time"])
+        z = self._byte_step(self.decoder, state["decoder"], z, state["time"], state["angles"])
         return {**state, "pooling": pooling}, _log_softmax(self.head(self.decoder_norm(z)))
 
     def observe(self, state: Any, byte: Tensor) -> tuple[Any, Tensor]:
         """One step of the encoder; BOS is what :meth:`init_state` reads."""
         time = state["time"] + 1
-        h = self.encoder_norm(self._byte_step(self.encoder, state["encoder"], self.embedding(byte), time))
-        return {**state, "time": time, "h": h}, h
+        angles = self._angles(time[:, None])
+        h = self.encoder_norm(self._byte_step(self.encoder, state["encoder"], self.embedding(byte), time, angles))
+        return {**state, "time": time, "angles": angles, "h": h}, h
 
     def _start_segment(self, state: Any, token: Tensor, rows: Tensor) -> Any:
         count = state["tokens"][rows]
         used, y = int(count.max()) + 1, token[:, None]
-        angles = self._angles(state["time"][rows, None])
+        cos, sin = (each[rows] for each in state["angles"])
         for block, cache in zip(self.mid, state["mid"], strict=True):
-            y = block(y, angles, partial(attend_rows, cache=cache, rows=rows, count=count, used=used))
+            y = block(y, (cos, sin), partial(attend_rows, cache=cache, rows=rows, count=count, used=used))
         newest = state["y"].index_copy(0, rows, self.mid_norm(y).squeeze(1).to(state["y"].dtype))
         return {**state, "y": newest, "tokens": state["tokens"].index_add(0, rows, torch.ones_like(rows))}
 
@@ -194,8 +195,8 @@ class ByteUNet(
             x = block(x, angles, partial(sliding, window=self.size.window))
         return x
 
-    def _byte_step(self, layers: nn.ModuleList, caches: Any, x: Tensor, time: Tensor) -> Tensor:
-        x, angles = x[:, None], self._angles(time[:, None])
+    def _byte_step(self, layers: nn.ModuleList, caches: Any, x: Tensor, time: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        x = x[:, None]
         for block, cache in zip(layers, caches, strict=True):
             x = block(x, angles, partial(attend_ring, cache=cache, time=time))
         return x.squeeze(1)

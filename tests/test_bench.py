@@ -119,9 +119,17 @@ def test_the_sampler_is_measured_both_ways() -> None:
     assert confident.figures["seconds"] > 0 and confident.setting["T"] == 256
 
 
+def test_generation_is_measured_at_three_contexts() -> None:
+    rows = list(bench.generation_cost(Case("nano", 1, 256, 1, "float32", ("agent=uniform",))))
+    names = ["at 256 / at 16 bytes", "at 64 / at 16 bytes", *(f"anew / cached at {length} bytes" for length in (256, 64, 16))]
+    assert [row.name for row in rows] == names
+    assert [row.goal for row in rows] == [Goal(high=1.3), Goal(high=1.3), Goal(low=30), Goal(low=1), Goal(low=1)]
+    assert all(len(row.ratios) == 1 and row.ratios[0] > 0 and row.figures["seconds"] > 0 for row in rows)
+
+
 def test_every_measurement_is_paired_often_enough_to_quote() -> None:
-    assert list(MEASUREMENTS) == ["update", "agents", "data", "unroll", "sampler", "flops", "memory"]
-    for name in ("update", "agents", "data", "unroll", "sampler", "flops"):
+    assert list(MEASUREMENTS) == ["update", "agents", "data", "unroll", "sampler", "generation", "flops", "memory"]
+    for name in ("update", "agents", "data", "unroll", "sampler", "generation", "flops"):
         assert all(case.pairs >= 20 for case in MEASUREMENTS[name][2])
 
 
@@ -171,7 +179,9 @@ def test_only_picks_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_measurement_that_is_none_is_a_users_mistake() -> None:
-    with pytest.raises(UserError, match="no measurement 'speed'; choose from update, agents, data, unroll, sampler, flops, memory"):
+    with pytest.raises(
+        UserError, match="no measurement 'speed'; choose from update, agents, data, unroll, sampler, generation, flops, memory"
+    ):
         bench.run(only="speed")
 
 

@@ -104,6 +104,60 @@ def test_segmenting_reads_standard_input():
     assert done.stderr.count(b"\n") == 1 and b"Traceback" not in done.stderr
 
 
+def test_generation_goes_on_from_the_prompt(finished, capsys, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes(b"Call me \xff")
+    arguments = ["generate", str(finished), "--prompt-file", str(tmp_path / "prompt.txt"), "--bytes", "40", "--seed", "3"]
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Call me \\xff") and text.endswith("\n") and len(text) > 40
+    assert cli.main([*arguments, "--num-samples", "2"]) == 0
+    first, second = capsys.readouterr().out.split("--- 2 of 2\n")
+    assert first == f"--- 1 of 2\n{text}" and second.startswith("Call me \\xff") and second != text
+    assert cli.main([*arguments, "--segments"]) == 0
+    assert capsys.readouterr().out.startswith("|C")
+
+
+def test_generation_with_boundaries_at_a_rate(finished, capsys):
+    arguments = ["generate", str(finished), "--prompt", "Call me ", "--bytes", "30", "--temperature", "0", "--segments"]
+    shown = []
+    for drawn in ([], ["--boundaries", "thresholded"], ["--rate", "0.001"]):
+        assert cli.main([*arguments, *drawn]) == 0
+        shown.append(capsys.readouterr().out)
+    assert len(set(shown)) == 3 and shown[2].count("|") < 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prompt", ""], "the prompt has no bytes"),
+        (["--prompt-file", "nowhere.txt"], "cannot read the prompt 'nowhere.txt': No such file"),
+        (["--prompt-file", "."], "cannot read the prompt '.': Is a directory"),
+        (["--prompt", "a", "--prompt-file", "b"], "not allowed with"),
+        (["--temperature", "-1"], "the temperature must be a number from 0"),
+        (["--temperature", "warm"], "invalid float value: 'warm'"),
+        (["--top-p", "0"], "top-p must lie above 0 and be at most 1"),
+        (["--top-p", "1.5"], "top-p must lie above 0 and be at most 1"),
+        (["--bytes", "0"], "bytes to generate must be at least 1, got 0"),
+        (["--num-samples", "0"], "the number of samples must be at least 1"),
+        (["--rate", "2"], "strictly between 0 and 1"),
+        (["--seed", "-1"], "a seed is a whole number"),
+        (["--boundaries", "guessed"], "invalid choice: 'guessed'"),
+    ],
+)
+def test_generation_mistakes(finished, mistake, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert says in mistake("generate", finished, *arguments)
+
+
+def test_generation_without_a_checkpoint_and_by_what_is_not_causal(finished, tmp_path, mistake, capsys):
+    shutil.copy(finished / "config.yaml", tmp_path)
+    assert "has no checkpoint yet" in mistake("generate", tmp_path, "--prompt", "a")
+    assert cli.main(["train", *TINY, "agent=exact_random", "--run", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert "ExactRandom is not causal" in mistake("generate", tmp_path / "run")
+    assert "ExactRandom is not causal" in mistake("generate", tmp_path / "run", "--boundaries", "thresholded")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
