@@ -104,7 +104,7 @@ def _train(options: argparse.Namespace) -> int:
         settings = config.load(options.overrides)
         run = training.Run(settings)
         run.rehearse()  # mistakes first: nothing is written for a configuration that cannot train
-        folder = training.begin(settings, options.run)
+        folder = training.begin(settings, options.run, shlex.join(["segment-env", "train", *options.overrides]))
     before = run.sentence()
     with Interruption() as interruption:
         learner = training.train(run, folder, found, stop=lambda: interruption.caught is not None)
