@@ -64,6 +64,16 @@ def _parser() -> argparse.ArgumentParser:
     segment.add_argument("text", metavar="TEXT", help="the text, or - for standard input")
     segment.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
 
+    segment.add_argument("--html", type=Path, metavar="FILE", help="write a heat map of the probabilities, as a page")
+    segment.add_argument("--png", type=Path, metavar="FILE", help="the same as a picture")
+
+    report = command("report", _report, "Write one page about a run, or several: curves, segments, and how the segmentation grew.")
+    report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run, or one of its checkpoints")
+    report.add_argument("--out", type=Path, metavar="FILE", help="the page (default: RUN/report.html of the first)")
+    report.add_argument("--png", type=Path, metavar="FILE", help="draw the first run's heat maps there too")
+    report.add_argument("--bytes", type=_positive, default=65_536, metavar="N", help="of the test split at most (default: 65,536)")
+    report.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
+
     compare = command("compare", _compare, "Run the grid of an experiment and print its table; goes on where it was stopped.")
     overrides(compare)
     compare.add_argument("--cells", type=Path, default=Path("results/cells"), metavar="FOLDER", help="where finished cells lie")
@@ -87,6 +97,12 @@ def _seed(text: str) -> int:
 
     if not text.isdecimal() or int(text) > MAX_SEED:
         raise argparse.ArgumentTypeError(f"a seed is a whole number from 0 to {MAX_SEED}, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.replace("_", "").isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
     return int(text)
 
 
@@ -153,15 +169,38 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _segment(options: argparse.Namespace) -> None:
-    from agents import training
+    from agents import pages, training
     from agents.segmenting import segment, shown
     from segment_env.scorer import note
 
+    pages.check_writable(options.html, options.png)
     data = sys.stdin.buffer.read() if options.text == "-" else os.fsencode(options.text)
     run = training.open_run(options.run)
     if remark := note(run.agent.policy):
         print(remark, file=sys.stderr)
     print(shown(segment(run.model, run.agent.policy, data, options.seed, run.device)))
+    if options.html or options.png:
+        _heat_maps(run, data, options)
+
+
+def _heat_maps(run: Any, data: bytes, options: argparse.Namespace) -> None:
+    from agents import heat_map, pages
+
+    decided = heat_map.decide(run.model, run.agent.policy, data, options.seed, run.device)
+    made, title = heat_map.cells(decided), f"{options.run}, noise seed {options.seed}"
+    if options.png:
+        from agents import pictures, plots  # brings matplotlib
+
+        pages.write(options.png, plots.png(pictures.draw([(title, made)])))
+    if options.html:
+        pages.write(options.html, pages.render("heat_map.html", title=title, cells=made, segments=sum(decided.starts), num_bytes=len(data)))
+
+
+def _report(options: argparse.Namespace) -> None:
+    from agents import report
+
+    command = shlex.join(["segment-env", "report", *map(str, options.runs)])
+    print(report.run(options.runs, options.out, options.png, options.bytes, options.seed, command))
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -97,7 +97,7 @@ def build(node: Any, **extra: Any) -> Any:
 
 
 def save(config: dict[str, Any], path: str | Path, heading: str = "") -> None:
-    """Write a configuration to a YAML file that :func:`read` reads back as it was, under a comment that says ``heading``. Raises OSError."""
+    """Write a configuration to a YAML file that :func:`read` reads back, under a comment that says ``heading``. Raises OSError."""
     comment = f"# {printable(heading)}\n" if heading else ""
     durable.write(Path(path), comment + OmegaConf.to_yaml(OmegaConf.create(config)))
 

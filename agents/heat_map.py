@@ -5,7 +5,8 @@ Letters: T bytes.
 
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import torch
 
@@ -16,6 +17,7 @@ from segment_env.unroll import unroll
 
 MARKS = 4  #: that a character carries in its cell; a further one gets its own, escaped
 _JOINED = ("Mn", "Me")  # categories of marks
+_RIGHT = ("R", "AL")  # classes of letters that are read from right to left
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,7 @@ class Cell:
     starts: tuple[bool, ...]
     escaped: bool  #: ``text`` stands for something that cannot be printed
     ends_line: bool  #: it is a newline
-
-    @property
-    def right_to_left(self) -> bool:
-        """Whether its first byte is on the right."""
-        return unicodedata.bidirectional(self.text[0]) in ("R", "AL")
+    right_to_left: bool = False  #: its first byte is on the right where it is read
 
 
 @torch.no_grad()
@@ -80,7 +78,26 @@ def cells(decided: Decided, text: bool = True) -> list[Cell]:
         escaped = text and not _plain(shown, data)
         made.append(Cell(shown, data, offset, part.probabilities, part.starts, escaped, text and data == b"\n"))
         offset += len(data)
-    return made
+    return _directed(made) if text else made
+
+
+def _directed(made: list[Cell]) -> list[Cell]:
+    """With the direction that each cell is read in, as Unicode's bidirectional algorithm has it (UAX 9, N1 and N2, without its
+    brackets): strong characters have their own; what stands between two of one direction has theirs, and else that of its
+    line, which is that of the first strong one. Digits read from left to right, and stand with Hebrew and Arabic as their letters do.
+    """
+    directed: list[Cell] = []
+    for ends, group in groupby(made, lambda cell: cell.ends_line):
+        line = list(group)
+        kinds = ["ON" if cell.escaped else unicodedata.bidirectional(cell.text[0]) for cell in line]
+        base = next((kind != "L" for kind in kinds if kind in ("L", *_RIGHT)), False)
+        sides = [True if kind in (*_RIGHT, "EN", "AN") else False if kind == "L" else None for kind in kinds]
+        before = list(accumulate(sides, lambda last, side: last if side is None else side, initial=base))[:-1]
+        after = list(accumulate(sides[::-1], lambda last, side: last if side is None else side, initial=base))[:-1][::-1]
+        for cell, kind, side, left, right in zip(line, kinds, sides, before, after, strict=True):
+            turned = kind in _RIGHT if side is not None else left if left == right else base
+            directed.append(replace(cell, right_to_left=turned and not cell.escaped and not ends))
+    return directed
 
 
 def excerpt(data: bytes, length: int) -> slice:

@@ -34,4 +34,3 @@ def shown(segments: list[bytes], separator: str = "|") -> str:
     """
     texts = [printable(piece.decode("utf-8", "backslashreplace")) for piece in segments]
     return separator.join(["", *texts, ""]) if texts else ""
-
