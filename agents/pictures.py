@@ -38,7 +38,7 @@ def draw(maps: Sequence[tuple[str, Sequence[Cell]]], note: str = "") -> Figure:
     notes = [note] if note else []
     if any(cell.right_to_left for _, made in maps for cell in made):
         notes.append("Characters stand in the order of the bytes, from left to right and unjoined, whatever their script.")
-    height = 2.2 + sum(1.4 + LINE * len(lines) + 0.4 for _, lines in broken) + 1.2 * len(notes)
+    height = 2.7 + sum(1.4 + LINE * len(lines) + 0.4 for _, lines in broken) + 1.2 * len(notes)
     inch = 0.09  # of a place
     figure = Figure(figsize=(inch * (COLUMNS + 2), inch / _ASPECT * height), facecolor="white")
     FigureCanvasAgg(figure)
@@ -110,7 +110,7 @@ def _legend(axes: Axes) -> float:
         axes.text(x + wide / 2, 1.4, f"{p:g}", ha="center", **{**style, "color": INK})
     axes.add_collection(PolyCollection([_box(49.94, 0.5, 50.06, 1.6 + BAR)], facecolors=RULE, linewidths=0), autolim=False)
     axes.text(50.8, 1.4, "a segment starts, as drawn", **style)
-    return 1.6 + BAR
+    return 2.1 + BAR
 
 
 def _box(left: float, top: float, right: float, bottom: float) -> list[tuple[float, float]]:

@@ -158,7 +158,9 @@ def _spread(found: Sequence[Path]) -> list[Path]:
 
 
 def _maps(opened: training.Run, chosen: Sequence[Path], text: bool, seed: int) -> list[tuple[dict[str, int], list[Cell]]]:
-    """The same held-out text before training and at ``chosen`` checkpoints, decided as part of the crop that it stands in."""
+    """The same held-out text before training and at ``chosen`` checkpoints, decided as part of the crop that it stands in; where
+    all are the same, as a rule's are, the last alone.
+    """
     fresh = training.Run(opened.settings)
     batch = next(held_out(fresh.source, "validation", fresh.length, 1, seed=seed))
     maps = []
@@ -169,7 +171,7 @@ def _maps(opened: training.Run, chosen: Sequence[Path], text: bool, seed: int) -
         decided = decide_batch(fresh.model, fresh.agent.policy, batch, fresh.device)
         part = excerpt(decided.data, EXCERPT) if text else slice(0, EXCERPT // 2)
         maps.append((fresh.counts(int(folder.name) if folder else 0), cells(decided[part], text)))
-    return maps
+    return maps if any(made != maps[0][1] for _, made in maps) else maps[-1:]
 
 
 def _heading(progress: dict[str, int]) -> str:
@@ -209,17 +211,15 @@ def _data(story: Story) -> str:
 
 
 def _histograms(stories: Sequence[Story]) -> list[tuple[Story, list[tuple[str, float, float]]]]:
-    """For every run, bars: a length in bytes, the share of segments, and the height over that of the highest bar of all runs."""
-    shares = []
-    for story in stories:
-        total = story.anatomy.lengths.total()
-        longer = sum(count for length, count in story.anatomy.lengths.items() if length > LONGEST)
-        counts = [story.anatomy.lengths[length] for length in range(1, LONGEST + 1)] + [longer]
-        shares.append([count / total for count in counts])
-    highest = max(map(max, shares))
+    """For every run, bars: a length in bytes, the share of segments, and the height over that of the run's highest bar."""
     names = [*map(str, range(1, LONGEST + 1)), f">{LONGEST}"]
-    bars = [[(name, share, share / highest) for name, share in zip(names, each, strict=True)] for each in shares]
-    return list(zip(stories, bars, strict=True))
+    drawn = []
+    for story in stories:
+        lengths = story.anatomy.lengths
+        longer = sum(count for length, count in lengths.items() if length > LONGEST)
+        counts = [lengths[length] for length in range(1, LONGEST + 1)] + [longer]
+        drawn.append((story, [(name, n / sum(counts), n / max(counts)) for name, n in zip(names, counts, strict=True)]))
+    return drawn
 
 
 def _differing(stories: Sequence[Story]) -> list[tuple[str, list[str]]]:

@@ -66,7 +66,7 @@ def test_the_report_is_drawn_and_fits(visit):
     wide = page.viewport_size["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= wide
     charts, histograms, maps = (boxes(page, f"figure.{kind}") for kind in ("chart", "histogram", "map"))
-    assert (len(charts), len(histograms), len(maps)) == (8, 2, 6 + 5)
+    assert (len(charts), len(histograms), len(maps)) == (8, 2, 6 + 1)
     for box in (*charts, *histograms, *maps, *boxes(page, "figure > svg")):
         assert box["width"] >= 200 and box["height"] >= 60 and box["left"] >= 0 and box["right"] <= wide + 1, box
     assert all(box["width"] > 0 or box["height"] > 0 for box in boxes(page, "svg path.curve"))
