@@ -178,22 +178,23 @@ def _segment(options: argparse.Namespace) -> None:
     run = training.open_run(options.run)
     if remark := note(run.agent.policy):
         print(remark, file=sys.stderr)
-    print(shown(segment(run.model, run.agent.policy, data, options.seed, run.device)))
     if options.html or options.png:
         _heat_maps(run, data, options)
+    print(shown(segment(run.model, run.agent.policy, data, options.seed, run.device)))
 
 
 def _heat_maps(run: Any, data: bytes, options: argparse.Namespace) -> None:
     from agents import heat_map, pages
+    from agents.data import train_stream
 
     decided = heat_map.decide(run.model, run.agent.policy, data, options.seed, run.device)
-    made, title = heat_map.cells(decided), f"{options.run}, noise seed {options.seed}"
+    made, title = heat_map.cells(decided, train_stream(run.source).unit == "byte"), f"{options.run}, noise seed {options.seed}"
     if options.png:
         from agents import pictures, plots  # brings matplotlib
 
         pages.write(options.png, plots.png(pictures.draw([(title, made)])))
     if options.html:
-        pages.write(options.html, pages.render("heat_map.html", title=title, cells=made, segments=sum(decided.starts), num_bytes=len(data)))
+        pages.write(options.html, pages.heat_map(title, made))
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from agents.checkpoint import reason
 from agents.heat_map import Cell
 from segment_env.errors import UserError
 
+MOST = 100_000  #: cells of a page: a browser grows slow with more
 BAR = 9  #: pixels of a bar for probability 1; the style sheet leaves as much room
 
 
@@ -29,6 +30,14 @@ def templates() -> Environment:
 def render(template: str, **values: Any) -> str:
     """A page from a template."""
     return templates().get_template(template).render(**values)
+
+
+def heat_map(title: str, cells: Sequence[Cell]) -> str:
+    """A page with one heat map. Raises UserError where there are more than MOST cells."""
+    if len(cells) > MOST:
+        raise UserError(f"a page shows at most {MOST:,} characters, got {len(cells):,}: choose a part of the text")
+    starts = sum(sum(cell.starts) for cell in cells)
+    return render("heat_map.html", title=title, cells=cells, segments=starts, num_bytes=sum(len(cell.data) for cell in cells))
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -191,6 +191,13 @@ def test_mistakes(runs, mistake, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"]
 
 
+def test_texts_too_long_to_look_at(runs, mistake, tmp_path, monkeypatch):
+    monkeypatch.setattr("agents.pages.MOST", 4)
+    assert "a page shows at most 4 characters, got 5" in mistake("segment", runs["uniform"], "abcde", "--html", tmp_path / "x.html")
+    monkeypatch.setattr("agents.pictures.MOST", 4)
+    assert "a picture holds at most 4 characters, got 5" in mistake("segment", runs["uniform"], "abcde", "--png", tmp_path / "x.png")
+
+
 def test_a_file_that_cannot_be_written_in_the_end(runs, mistake, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
