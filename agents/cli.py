@@ -200,7 +200,7 @@ def _heat_maps(run: Any, data: bytes, options: argparse.Namespace) -> None:
 def _report(options: argparse.Namespace) -> None:
     from agents import report
 
-    command = shlex.join(["segment-env", "report", *map(str, options.runs)])
+    command = shlex.join(map(str, ["segment-env", "report", *options.runs, "--bytes", options.bytes, "--seed", options.seed]))
     print(report.run(options.runs, options.out, options.png, options.bytes, options.seed, command))
 
 

@@ -100,7 +100,9 @@ def test_one_run(runs, report, tmp_path):
     figures = dict(zip([th.split("\n")[0] for th in page.texts["th"] if th], page.texts["td"], strict=False))
     assert "609" in figures.values() and "sampled, uncapped, seed 0" in figures.values()
     assert f"{MAPS} of 8 checkpoints" in text
-    assert {"segment-env train as it was asked for", f"segment-env report {runs['learned']}"} <= set(page.texts["pre"])
+    assert {"segment-env train as it was asked for", f"segment-env report {runs['learned']} --bytes 2048 --seed 0"} <= set(
+        page.texts["pre"]
+    )
     assert any("policy_weight: 0.3" in pre for pre in page.texts["pre"])
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
