@@ -5,6 +5,7 @@ Letters: B rows, T bytes.
 
 import torch
 
+from agents.escaping import printable
 from segment_env.batch import Samples, pack
 from segment_env.boundaries import split
 from segment_env.scorer import Policy, Scorer
@@ -31,10 +32,5 @@ def shown(segments: list[bytes], separator: str = "|") -> str:
     >>> shown([b"Call ", b"me", b"\n", "—".encode()[:1]])
     '|Call |me|\\n|\\xe2|'
     """
-    texts = ["".join(map(printable, piece.decode("utf-8", "backslashreplace"))) for piece in segments]
+    texts = [printable(piece.decode("utf-8", "backslashreplace")) for piece in segments]
     return separator.join(["", *texts, ""]) if texts else ""
-
-
-def printable(character: str) -> str:
-    """The character, or its escape where a terminal could not show it."""
-    return character if character.isprintable() else character.encode("unicode_escape").decode()

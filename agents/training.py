@@ -157,15 +157,17 @@ def open_run(path: Path, best: bool = False) -> Run:
     return run
 
 
-def begin(settings: dict[str, Any], folder: Path | None = None) -> Path:
-    """Make the run folder of a configuration, by default ``runs/DATE-TIME``. Raises UserError where one stands there."""
+def begin(settings: dict[str, Any], folder: Path | None = None, command: str = "") -> Path:
+    """Make the run folder of a configuration, by default ``runs/DATE-TIME``; its ``config.yaml`` opens with the ``command`` that asked
+    for it. Raises UserError where one stands there.
+    """
     if folder is None:
         folder = Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}")
     if (folder / "config.yaml").exists():
         raise UserError(f"'{folder}' already holds a run; go on with --resume {folder}, or give another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.save(settings, folder / "config.yaml")
+        config.save(settings, folder / "config.yaml", command)
         durable.sync(folder.parent)
     except OSError as error:
         raise UserError(f"cannot write the run folder '{folder}': {checkpoint.reason(error)}") from error
