@@ -9,19 +9,23 @@ ifneq ($(CURDIR),$(shell cat $(STAMP) 2>/dev/null))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: train test test-slow test-gpu lint check clean
+.PHONY: train test test-slow test-gpu test-browser lint check clean
 
 train: $(STAMP)
 	$(BIN)/segment-env train $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-browser: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[browser]'
+	$(BIN)/python -m pytest -m browser $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -26,6 +26,7 @@ from agents.advantages import (
     subtract_baseline,
 )
 from agents.estimators import disarm, policy_loss, score_function
+from agents.gradient_figures import policy_signal
 from agents.hindsight import Hindsight
 from agents.rates import Free, mean_over
 from segment_env.errors import UserError
@@ -197,6 +198,7 @@ class Reinforce(Agent):
         learn = policy_loss(g, live.logits, choice.sum().clamp(min=1))
         hold = self.rate(live.logits, choice, self.soft_cap)
         metrics = {"rate_uncapped": rate_uncapped(rollout, self.soft_cap), "g_rms": mean_over(g.square(), choice).sqrt()}
+        metrics |= policy_signal(g, live.logits, choice, rollout["sequence"][:, 0], self.policy)
         loss = self.policy_weight * learn + self.rate_weight * hold
         if self.baseline is not None:
             target = rollout["baseline_target"]

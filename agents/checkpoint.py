@@ -93,7 +93,7 @@ def find(path: Path, best: bool = False) -> Path | None:
             raise UserError(f"checkpoint '{folder}' is missing or damaged ({damage}); choose another checkpoint or train again")
         return folder
     damaged: list[str] = []
-    for folder in reversed(_all(run)):
+    for folder in reversed(every(run)):
         if not (damage := damage_of(folder)):
             if damaged:
                 print(f"segment-env: checkpoint {' and '.join(damaged)}: the one before, '{folder.name}', is taken", file=sys.stderr)
@@ -112,7 +112,7 @@ def run_of(path: Path) -> Path:
 
 def last_good(run: Path) -> Path | None:
     """The newest checkpoint whose last update was made, not skipped; None where there is none."""
-    good = (folder for folder in reversed(_all(run)) if _field(folder, "skipped_in_a_row") == 0 and not damage_of(folder))
+    good = (folder for folder in reversed(every(run)) if _field(folder, "skipped_in_a_row") == 0 and not damage_of(folder))
     return next(good, None)
 
 
@@ -157,7 +157,7 @@ def restore(folder: Path, learner: Learner, data: Batches, settings: dict[str, A
 def forget_after(run: Path, update: int) -> None:
     """Remove the checkpoints of later updates: a run that goes on from here makes them anew. Raises UserError where it cannot."""
     try:
-        for folder in _all(run):
+        for folder in every(run):
             if int(folder.name) > update:
                 _discard(folder)
     except OSError as error:
@@ -209,7 +209,7 @@ def _write(folder: Path, learner: Learner, state: State) -> None:
 
 def _retain(newest: Path, keep: int) -> None:
     best = _best(newest.parent.parent)
-    for folder in _all(newest.parent.parent)[:-keep]:
+    for folder in every(newest.parent.parent)[:-keep]:
         if folder != best:
             _discard(folder)
     for torn in newest.parent.glob("*.partial"):
@@ -225,14 +225,14 @@ def _discard(folder: Path) -> None:
         shutil.rmtree(torn)
 
 
-def _all(run: Path) -> list[Path]:
-    """Oldest first, whole or not."""
+def every(run: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first, whole or not."""
     return sorted(folder for folder in (run / FOLDER).glob("*") if folder.name.isdigit())  # what else lies there is not ours
 
 
 def _best(run: Path) -> Path | None:
     """The first that reached the lowest validation bits per byte."""
-    figures = {folder: _field(folder, "validation_bits_per_byte") for folder in _all(run)}
+    figures = {folder: _field(folder, "validation_bits_per_byte") for folder in every(run)}
     return min((folder for folder in figures if figures[folder] is not None), key=lambda folder: figures[folder], default=None)
 
 
@@ -288,7 +288,7 @@ def _damaged(path: Path, error: Exception) -> UserError:
 
 
 def _advice(run: Path) -> str:
-    found = _all(run)
+    found = every(run)
     return f"the one before is whole: '{found[-1]}'" if found else "there is no earlier one"
 
 

@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     segment.add_argument("run", type=Path, metavar="RUN")
     segment.add_argument("text", metavar="TEXT", help="the text, or - for standard input")
     segment.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
+    segment.add_argument("--html", type=Path, metavar="FILE", help="write a heat map of the probabilities, as a page")
+    segment.add_argument("--png", type=Path, metavar="FILE", help="the same as a picture")
 
     generate = command("generate", _generate, "Text of a run's model, shown byte by byte as it comes.")
     generate.add_argument("run", type=Path, metavar="RUN", help="a run, or one of its checkpoints")
@@ -91,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     calibrated = "starts per byte, by one offset of all logits that gives it on validation bytes (default of thresholded: the target)"
     generate.add_argument("--rate", type=float, help=calibrated)
     generate.add_argument("--segments", action="store_true", help="show where segments start, as |")
+
+    report = command("report", _report, "Write one page about a run, or several: curves, segments, and how the segmentation grew.")
+    report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run, or one of its checkpoints")
+    report.add_argument("--out", type=Path, metavar="FILE", help="the page (default: RUN/report.html of the first)")
+    report.add_argument("--png", type=Path, metavar="FILE", help="draw the first run's heat maps there too")
+    report.add_argument("--bytes", type=_positive, default=65_536, metavar="N", help="of the test split at most (default: 65,536)")
+    report.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
 
     compare = command("compare", _compare, "Run the grid of an experiment and print its table; goes on where it was stopped.")
     overrides(compare)
@@ -118,6 +127,12 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    if not text.replace("_", "").isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+    return int(text)
+
+
 def _train(options: argparse.Namespace) -> int:
     from agents import checkpoint, config, training  # here, so that --help does not wait for torch
     from agents.interruption import Interruption
@@ -132,7 +147,7 @@ def _train(options: argparse.Namespace) -> int:
         settings = config.load(options.overrides)
         run = training.Run(settings)
         run.rehearse()  # mistakes first: nothing is written for a configuration that cannot train
-        folder = training.begin(settings, options.run)
+        folder = training.begin(settings, options.run, shlex.join(["segment-env", "train", *options.overrides]))
     before = run.sentence()
     with Interruption() as interruption:
         learner = training.train(run, folder, found, stop=lambda: interruption.caught is not None)
@@ -213,15 +228,39 @@ def _without_nan(value: Any) -> Any:
 
 
 def _segment(options: argparse.Namespace) -> None:
-    from agents import training
+    from agents import pages, training
     from agents.segmenting import segment, shown
     from segment_env.scorer import note
 
+    pages.check_writable(options.html, options.png)
     data = _given(options.text)
     run = training.open_run(options.run)
     if remark := note(run.agent.policy):
         print(remark, file=sys.stderr)
+    if options.html or options.png:
+        _heat_maps(run, data, options)
     print(shown(segment(run.model, run.agent.policy, data, options.seed, run.device)))
+
+
+def _heat_maps(run: Any, data: bytes, options: argparse.Namespace) -> None:
+    from agents import heat_map, pages
+    from agents.data import train_stream
+
+    decided = heat_map.decide(run.model, run.agent.policy, data, options.seed, run.device)
+    made, title = heat_map.cells(decided, train_stream(run.source).unit == "byte"), f"{options.run}, noise seed {options.seed}"
+    if options.png:
+        from agents import pictures, plots  # brings matplotlib
+
+        pages.write(options.png, plots.png(pictures.draw([(title, made)])))
+    if options.html:
+        pages.write(options.html, pages.heat_map(title, made))
+
+
+def _report(options: argparse.Namespace) -> None:
+    from agents import report
+
+    command = shlex.join(map(str, ["segment-env", "report", *options.runs, "--bytes", options.bytes, "--seed", options.seed]))
+    print(report.run(options.runs, options.out, options.png, options.bytes, options.seed, command))
 
 
 def _generate(options: argparse.Namespace) -> None:

@@ -35,6 +35,7 @@ from segment_env.streams import SPLITS
 #: No cell depends on them.
 PROGRAMS = (
     *("cli", "compare", "grid", "reach", "tables", "plots", "statistics", "segmenting", "generation", "report", "bench", "timing"),
+    *("heat_map", "anatomy", "curves", "pages", "pictures", "escaping"),
     *("laboratory", "gradient_noise", "credit", "variance"),
 )
 
@@ -200,7 +201,8 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """
     run = training.Run(settings)
     lines = _train(run) if run.learns else [dict.fromkeys(("update", "bytes_read", "bytes_decoded"), 0)]
-    curve, figures = [line for line in lines if "validation_bits_per_byte" in line], run.evaluate("test")
+    curve = [line for line in lines if "validation_bits_per_byte" in line]
+    figures = run.evaluate("test", run.train["test_bytes"])
     return {
         **identity(run.source),
         "figures": figures,
@@ -218,7 +220,7 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
 def _calibrated(run: training.Run) -> dict[str, Any] | None:
     """Test figures at one offset of the logits that brings validation bytes to the target rate; None where there is no such offset."""
     try:
-        return run.evaluate("test", rate=run.settings.get("target")) if run.learns else None
+        return run.evaluate("test", run.train["test_bytes"], rate=run.settings.get("target")) if run.learns else None
     except UserError:
         return None
 

@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import segment_env.errors
 from agents import durable
+from agents.escaping import printable
 from segment_env.errors import UserError
 
 ROOT_CONFIG = "config"
@@ -95,9 +96,10 @@ def build(node: Any, **extra: Any) -> Any:
         raise UserError(f"{inner[1] if inner else node['_target_']} cannot be built: {_one_line(cause)}{where}") from cause
 
 
-def save(config: dict[str, Any], path: str | Path) -> None:
-    """Write a configuration to a YAML file that :func:`read` reads back as it was. Raises OSError."""
-    durable.write(Path(path), OmegaConf.to_yaml(OmegaConf.create(config)))
+def save(config: dict[str, Any], path: str | Path, heading: str = "") -> None:
+    """Write a configuration to a YAML file that :func:`read` reads back, under a comment that says ``heading``. Raises OSError."""
+    comment = f"# {printable(heading)}\n" if heading else ""
+    durable.write(Path(path), comment + OmegaConf.to_yaml(OmegaConf.create(config)))
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -115,16 +117,16 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The keys in which two configurations differ, each with both values, as part of a message; empty where there are none."""
-    before, after = dict(_leaves(old)), dict(_leaves(new))
+    before, after = dict(leaves(old)), dict(leaves(new))
     keys = [key for key in {**before, **after} if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(f"{key} was {before.get(key, 'absent')}, is {after.get(key, 'absent')}" for key in keys)
 
 
-def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Dotted keys, and their values as JSON writes them, which tells 1 from 1.0 and finds NaN equal to itself."""
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", json.dumps(value)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from agents import training
 from agents.calibration import offset_for, shifted_logits
 from agents.data import held_out
-from agents.segmenting import printable
+from agents.escaping import printable
 from segment_env.boundaries import BOS
 from segment_env.errors import UserError
 from segment_env.noise import BYTES, action_noise, uniform

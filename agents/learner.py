@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from agents.agent import Agent
+from agents.gradient_figures import gradient_norms
 from segment_env.batch import Batch, Samples
 from segment_env.errors import UserError
 from segment_env.metrics import rate
@@ -107,7 +108,7 @@ class Learner:
         self.agent.train()
         before = self._buffers()
         loss, metrics, rollout = self.loss(batch)
-        metrics["grad_norm"], skipped = self._step(loss, before, torch.zeros((), device=self.device))
+        norms, skipped = self._step(loss, before, torch.zeros((), device=self.device))
         for _ in range(self.agent.epochs - 1):
             before = self._buffers()
             loss, later = self.agent.loss(rollout, None)
@@ -116,10 +117,11 @@ class Learner:
         self.schedule.step()
         self.skipped_in_a_row.add_(1).mul_(skipped.long())
         self.most_skipped.copy_(torch.maximum(self.most_skipped, self.skipped_in_a_row))
-        return metrics | {"skipped": skipped}
+        return metrics | norms | {"skipped": skipped}
 
-    def _step(self, loss: Tensor, before: dict[str, Tensor], skipped: Tensor) -> tuple[Tensor, Tensor]:
-        """One optimiser step, unless ``skipped`` is 1: -> the norm of all gradients before clipping, and 1 where it was not made.
+    def _step(self, loss: Tensor, before: dict[str, Tensor], skipped: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """One optimiser step, unless ``skipped`` is 1: -> norms before clipping, ``grad_norm`` that of all gradients, and 1 where it
+        was not made.
 
         In that case buffers are set to what they were ``before`` the loss. The flag is what a gradient scaler would give the fused
         optimiser as ``found_inf``: its kernels read it, so that the host need not.
@@ -127,14 +129,15 @@ class Learner:
         self.optimiser.zero_grad()
         loss.backward()
         parameters = (parameter for group in self.optimiser.param_groups for parameter in group["params"])
-        norm = nn.utils.clip_grad_norm_(parameters, self.clip)
+        norms = gradient_norms(self.model, self.agent.policy)
+        norms["grad_norm"] = norm = nn.utils.clip_grad_norm_(parameters, self.clip)
         finite = loss.detach().isfinite() & norm.isfinite()
         skipped = torch.maximum(skipped, (~finite).float())
         self.optimiser.found_inf = skipped  # type: ignore[attr-defined]
         self.optimiser.step()
         for name, buffer in self._modules_buffers():
             buffer.copy_(torch.where(skipped > 0, before[name], buffer))
-        return norm, skipped
+        return norms, skipped
 
     def _buffers(self) -> dict[str, Tensor]:
         return {name: buffer.clone() for name, buffer in self._modules_buffers()}

@@ -20,6 +20,7 @@ from agents.advantages import advantage as run_steps
 from agents.agent import Agent, check_steps, rate_uncapped, split_groups, weight
 from agents.critics import Critic
 from agents.estimators import score_function
+from agents.gradient_figures import policy_signal
 from agents.rates import Free
 from segment_env.actor import Start, replayed_logits
 from segment_env.errors import UserError
@@ -100,7 +101,15 @@ class LossModuleAgent(Agent):
         losses = [value.sum() for key, value in result.items() if key.startswith("loss_")]
         metrics = {key: value.detach().float().mean() for key, value in result.items() if not key.startswith("loss_")}
         metrics["rate_uncapped"] = rate_uncapped(rollout, self.soft_cap)
+        if live is not None:
+            g = score_function(rollout, [_prepared])
+            metrics |= policy_signal(g, logits, choice, rollout["sequence"][:, 0], self.policy)
         return self.policy_weight * sum(losses) + self.rate_weight * self.rate(logits, choice, self.soft_cap), metrics
+
+
+def _prepared(values: Tensor, rollout: TensorDictBase) -> Tensor:
+    """The advantage that is there already, as a step."""
+    return rollout["advantage"].squeeze(-1)
 
 
 _STORED = ("action", "action_log_prob", "logits", "advantage", "state_value", "value_target")  #: what a loss may read of a rollout

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from agents.escaping import printable
 from segment_env.batch import Samples, pack
 from segment_env.boundaries import effective, is_choice, split
 from segment_env.scorer import Policy, Scorer
@@ -80,10 +81,5 @@ def shown(segments: Iterable[bytes], separator: str = "|") -> str:
     >>> shown([b"Call ", b"me", b"\n", "—".encode()[:1]])
     '|Call |me|\\n|\\xe2|'
     """
-    texts = ["".join(map(printable, piece.decode("utf-8", "backslashreplace"))) for piece in segments]
+    texts = [printable(piece.decode("utf-8", "backslashreplace")) for piece in segments]
     return separator.join(["", *texts, ""]) if texts else ""
-
-
-def printable(character: str) -> str:
-    """The character, or its escape where a terminal could not show it."""
-    return character if character.isprintable() else character.encode("unicode_escape").decode()

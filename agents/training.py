@@ -157,15 +157,17 @@ def open_run(path: Path, best: bool = False) -> Run:
     return run
 
 
-def begin(settings: dict[str, Any], folder: Path | None = None) -> Path:
-    """Make the run folder of a configuration, by default ``runs/DATE-TIME``. Raises UserError where one stands there."""
+def begin(settings: dict[str, Any], folder: Path | None = None, command: str = "") -> Path:
+    """Make the run folder of a configuration, by default ``runs/DATE-TIME``; its ``config.yaml`` opens with the ``command`` that asked
+    for it. Raises UserError where one stands there.
+    """
     if folder is None:
         folder = Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}")
     if (folder / "config.yaml").exists():
         raise UserError(f"'{folder}' already holds a run; go on with --resume {folder}, or give another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.save(settings, folder / "config.yaml")
+        config.save(settings, folder / "config.yaml", command)
         durable.sync(folder.parent)
     except OSError as error:
         raise UserError(f"cannot write the run folder '{folder}': {checkpoint.reason(error)}") from error
@@ -274,6 +276,8 @@ def _check(settings: dict[str, Any]) -> None:
         raise UserError(f"the configuration has no {', '.join(sorted(missing))}: it is not one of a run")
     least = {"data": {"length": 1}, "train": dict.fromkeys(_COUNTS, 1)}
     least["train"]["validations"] = 0
+    if settings["train"].get("test_bytes") is not None:
+        least["train"]["test_bytes"] = 1
     for group, keys in least.items():
         for key, smallest in keys.items():
             value = settings[group].get(key)

@@ -11,12 +11,12 @@ from torch import float64
 
 from agents.bpe import BpeGuided
 from agents.entropy import Entropy
+from agents.escaping import printable
 from agents.generation import Display, Drawing, Text, generate, shown, stream
 from agents.gumbel import GumbelPolicy
 from agents.policies import WindowPolicy
 from agents.routing import CosineRouting
 from agents.rules import IidRandom, UniformStride
-from agents.segmenting import printable
 from models.mean_pooling import MeanAdd
 from models.smoothing import SelectSmooth
 from segment_env.batch import Samples, pack

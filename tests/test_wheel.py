@@ -47,7 +47,8 @@ def test_the_wheel_holds_every_source_and_config_and_nothing_else(wheel: Path) -
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    expected |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "segment_env" / "data").glob("*") if path.is_file()}
+    folders = (ROOT / "segment_env" / "data", ROOT / "agents" / "templates")
+    expected |= {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.glob("*") if path.is_file()}
     expected |= {f"segment_env/_configs/{path.relative_to(ROOT / 'configs').as_posix()}" for path in (ROOT / "configs").rglob("*.yaml")}
     assert packed == expected
 
@@ -57,6 +58,7 @@ def test_the_wheel_holds_every_source_and_config_and_nothing_else(wheel: Path) -
     [
         pytest.param("from agents import config; assert config.load([])['seed'] == 0; print(config.__file__)", id="configs"),
         pytest.param("from segment_env import streams; streams.moby_dick(); print(streams.__file__)", id="text"),
+        pytest.param("from agents import pages; pages.templates().list_templates()[3]; print(pages.__file__)", id="templates"),
     ],
 )
 def test_installed_files_are_found(site: Path, tmp_path: Path, program: str) -> None:
