@@ -55,9 +55,20 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = command("eval", _eval, "Bits per byte, rate and alignment of a run on held-out bytes.")
     evaluate.add_argument("run", type=Path, metavar="RUN", help="a run, or one of its checkpoints")
     evaluate.add_argument("--best", action="store_true", help="the checkpoint of lowest validation bits per byte, not the newest")
-    evaluate.add_argument("--split", choices=("validation", "test"), default="test")
+    evaluate.add_argument("--split", choices=("validation", "test"), help="of the data (default: test)")
+    other = "other data than the run's: a text file, a folder of them, JSON lines or Parquet, or configuration as in data=files"
+    evaluate.add_argument("--data", nargs="+", default=[], metavar="PATH", help=other)
     evaluate.add_argument("--seed", type=_seed, default=0, help="of the boundary noise (default: 0)")
     evaluate.add_argument("--rate", type=float, help="add one offset to all logits, calibrated on validation bytes to this rate")
+    evaluate.add_argument("--draws", type=int, metavar="K", help="of all boundaries, for mean and marginal (default: 1)")
+    evaluate.add_argument("--stride", type=int, metavar="N", help="overlap crops: each begins N bytes after the one before")
+    evaluate.add_argument("--tasks", metavar="NAMES", help="instead tasks of lm-eval, as in piqa,hellaswag,arc_easy,lambada_openai")
+    evaluate.add_argument("--include-path", type=Path, metavar="FOLDER", help="more task files (YAML), as of tasks with local data")
+    evaluate.add_argument("--limit", type=int, metavar="N", help="so many documents of each task")
+    evaluate.add_argument("--num-fewshot", type=int, metavar="N", help="so many solved examples before each document of a task")
+    thresholded = "of tasks: drawn (default), or where P(start) is above a threshold that gives the rate"
+    evaluate.add_argument("--boundaries", choices=("sampled", "thresholded"), help=thresholded)
+    evaluate.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures too")
 
     segment = command("segment", _segment, "Cut a text where a run's agent would.")
     segment.add_argument("run", type=Path, metavar="RUN")
@@ -178,10 +189,42 @@ def _ending(run: Any) -> str:
 
 
 def _eval(options: argparse.Namespace) -> None:
-    from agents import training
+    from agents import assessment, harness, training
 
-    run = training.open_run(options.run, options.best)
-    print(json.dumps({"split": options.split, **run.evaluate(options.split, seed=options.seed, rate=options.rate)}, indent=2))
+    others = ("split", "data", "draws", "stride") if options.tasks else ("include_path", "limit", "num_fewshot", "boundaries")
+    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(options, name) not in (None, [])]:
+        raise UserError(f"{', '.join(given)} {'do not go with' if options.tasks else 'are for'} --tasks; see segment-env eval --help")
+    _check_writable(options.json)
+    run, seed, rate = training.open_run(options.run, options.best), options.seed, options.rate
+    if options.tasks:
+        thresholded = options.boundaries == "thresholded"
+        how: dict[str, Any] = {"num_fewshot": options.num_fewshot, "seed": seed, "thresholded": thresholded, "rate": rate}
+        figures = harness.run_tasks(run, options.tasks.split(","), options.include_path, options.limit, **how)
+    else:
+        draws = 1 if options.draws is None else options.draws
+        figures = assessment.assess(run, options.split, options.data, seed, rate, draws, options.stride)
+    print(text := json.dumps(_without_nan(figures), indent=2))
+    if options.json:
+        options.json.write_text(f"{text}\n")
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before anything is computed. Raises UserError where a file cannot be written to ``path``, and leaves what is there."""
+    try:
+        if path and path.exists():
+            path.open("ab").close()
+        elif path:
+            path.touch()
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def _without_nan(value: Any) -> Any:
+    """``value`` with null for nan, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    return None if value != value else value
 
 
 def _segment(options: argparse.Namespace) -> None:

@@ -119,6 +119,11 @@ class ByteUNet(
         """Of the parameters."""
         return self.head.weight.dtype
 
+    @property
+    def encoder_reach(self) -> int:
+        """How many bytes before t h[t] depends on, at most; further on it does not see BOS."""
+        return self.size.encoder * (self.size.window - 1) + 1
+
     def flops_per_byte(self, rate: float, length: int, samples: float = 1.0) -> float:
         """Forward operations per decoded byte, attention included: see :func:`models.sizes.flops_per_byte`."""
         return flops_per_byte(self.size, rate, length, samples) + self.pooling.flops_per_byte()
@@ -134,14 +139,20 @@ class ByteUNet(
 
     def nll(self, h: Tensor, starts: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """-log p(x[t] | x[<t], a[<=t]) [B, T] in nats."""
+        nll = F.cross_entropy(_wide(self._logits(h, starts, gate)).flatten(0, 1), x.flatten(), reduction="none")
+        return nll.view_as(x)
+
+    def log_p(self, h: Tensor, starts: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Log-probabilities of all bytes at every position, those that ``nll`` picks from: h [B, T, D] -> [B, T, 256]."""
+        return _log_softmax(self._logits(h, starts, gate))
+
+    def _logits(self, h: Tensor, starts: Tensor, gate: Tensor | None) -> Tensor:
         tokens, positions = self.pooling.down(h, starts, gate)
         angles = self._angles(positions)
         for block in self.mid:
             tokens = block(tokens, angles, causal)
         z = self.pooling.up(h, self.mid_norm(tokens), starts, gate)
-        logits = self.head(self.decoder_norm(self._byte_layers(self.decoder, z)))
-        nll = F.cross_entropy(_wide(logits).flatten(0, 1), x.flatten(), reduction="none")
-        return nll.view_as(x)
+        return self.head(self.decoder_norm(self._byte_layers(self.decoder, z)))
 
     def init_state(self, num_rows: int, length: int) -> tuple[Any, Tensor]:
         """Caches of fresh rows: a window for every byte layer, ``length`` tokens for every token layer."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from segment_env.boundaries import since_start
 
@@ -90,6 +91,7 @@ class Totals:
 
     def __init__(self):
         self._sums: dict[str, Tensor] = {}
+        self._lengths = torch.zeros(1, dtype=torch.int64)  # how many segments there are of 0, 1, 2 ... bytes
 
     def add(self, nll: Tensor, starts: Tensor, valid: Tensor, is_choice: Tensor, reference: Tensor | None = None) -> None:
         """Count a batch: ``nll`` [B, T] nats; ``starts``, ``valid``, ``is_choice``, ``reference`` [B, T] bool.
@@ -108,6 +110,13 @@ class Totals:
         if reference is not None:
             new |= dict(zip(("hits", "starts", "references"), _agreement(starts, reference, is_choice), strict=True))
         self._sums |= {key: value + self._sums[key] if key in self._sums else value for key, value in new.items()}
+        found = torch.bincount(length, minlength=len(self._lengths))
+        self._lengths = pad(self._lengths.to(found.device), (0, len(found) - len(self._lengths))) + found
+
+    def length_quantiles(self, *levels: float) -> list[int]:
+        """For each level in (0, 1] the smallest number of bytes that this share of the segments does not exceed; 0 of no segments."""
+        share = self._lengths.cpu().double().cumsum(0)
+        return torch.searchsorted(share, torch.tensor(levels, dtype=torch.float64) * share[-1]).tolist()
 
     def result(self) -> dict[str, float]:
         """Means of all that was added: bits per byte; rate in starts per choice; precision, recall and F1; bytes per segment, mean

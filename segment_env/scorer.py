@@ -23,7 +23,9 @@ class Scorer(Protocol):
     """A byte language model whose predictions depend on boundaries. All log-probabilities are in nats, 256-way.
 
     One whose pooling reads a policy's gate says so with an attribute ``reads_gate = True``, and one that cannot do without it with
-    ``needs_gate = True``; without the attribute it is False.
+    ``needs_gate = True``; without the attribute it is False. One that can give the log-probabilities of all bytes in parallel has a
+    method ``log_p(h, starts, gate=None) -> [B, T, 256]``, of which ``nll`` is the element at x; only evaluation by tasks asks for it. One
+    whose h[t] depends on a number of last bytes alone, and past them not on BOS, may say so with an attribute ``encoder_reach``.
     """
 
     width: int  #: D of h

@@ -62,7 +62,7 @@ def unroll(
     replayed = None if actions is None else effective(actions, choice, valid)
     read = samples.expand(early_log_p.detach()) if policy.reads_early_log_p else None
     del early_log_p  # S x T x 256: without a graph its memory is free for the decoder
-    decision = _decide(policy, seen[:, :-1], x, noise[:, :-1], read, valid, soft_cap, replayed)
+    decision = decide(policy, seen[:, :-1], x, noise[:, :-1], read, valid, soft_cap, replayed)
     starts = effective(decision.action, choice, valid) if replayed is None else replayed
     gate = None if decision.gate is None else effective_gate(decision.gate, choice, valid)
 
@@ -84,16 +84,20 @@ def _masked(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0)
 
 
-def _decide(
+def decide(
     policy: Policy,
     h: Tensor,
     x: Tensor,
     noise: Tensor,
     early_log_p: Tensor | None,
     valid: Tensor,
-    soft_cap: float | None,
-    actions: Tensor | None,
+    soft_cap: float | None = None,
+    actions: Tensor | None = None,
 ) -> Decision:
+    """The decisions of ``policy`` at all positions, in parallel where it has that form, else one after the other.
+
+    Args: as those of ``Policy.parallel``, and ``valid`` [B, T]. What the policy answers where there is no choice is left as it is.
+    """
     if hasattr(policy, "parallel"):
         more: dict[str, Any] = {} if is_causal(policy) else {"valid": valid}
         return policy.parallel(h, x, noise, early_log_p, soft_cap=soft_cap, actions=actions, **more)

@@ -269,8 +269,9 @@ def test_evaluation_of_the_best(finished, tmp_path, capsys):
     held_out = {line["update"]: line["validation_bits_per_byte"] for line in lines if "validation_bits_per_byte" in line}
     best = min(held_out, key=held_out.get)
     found = {}
+    (tmp_path / "text.txt").write_text("Call me Ishmael. Some years ago - never mind how long precisely. " * 20)
     for arguments in ([run, "--best"], [run / "checkpoints" / f"{best:08d}"]):
-        assert cli.main(["eval", *map(str, arguments), "--split", "validation"]) == 0
+        assert cli.main(["eval", *map(str, arguments), "--data", str(tmp_path / "text.txt")]) == 0
         found[len(arguments)] = json.loads(capsys.readouterr().out)
     assert found[1] == found[2]
 

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from agents import config, training
 from segment_env.diagnostics import Delimiter
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -29,3 +30,14 @@ def test_torchrls_trainer_learns_on_our_collector() -> None:
     expected = problem.scores(problem.rate, problem.default_price)
     score = (load("torchrl_trainer").main() - expected["random"]) / (expected["oracle"] - expected["random"])
     assert 0.95 < score < 1.05
+
+
+def test_segments_of_a_text(tmp_path: Path) -> None:
+    """Of a run of one update: of the sentence that the script brings, and of a file of any bytes."""
+    script = load("segment_text")
+    run = training.Run(config.load(["data.length=32", "train.rows=4", "train.bytes=128", "train.validations=0", "train.device=cpu"]))
+    training.train(run, training.begin(run.settings, tmp_path / "run"), progress=False)
+    assert b"".join(script.main(tmp_path / "run")).startswith(b"Call me Ishmael.")
+    (tmp_path / "data").write_bytes(bytes(range(256)))
+    segments = script.main(str(tmp_path / "run"), str(tmp_path / "data"))
+    assert b"".join(segments) == bytes(range(256)) and segments[1].start == len(segments[0])

@@ -30,7 +30,11 @@ LAYERS = [
         *[
             "agents.straight_through",
             "agents.calibration",
+            "agents.windows",
             "agents.evaluation",
+            "agents.assessment",
+            "agents.harness",
+            "agents.lm_eval_model",
             "agents.segmenting",
             "agents.generation",
             "agents.grid",

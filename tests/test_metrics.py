@@ -82,6 +82,18 @@ def test_totals_are_the_metrics():
     assert result["num_bytes"] == int(valid.sum())
 
 
+def test_quantiles_of_segment_lengths_do_not_depend_on_the_batching():
+    parts, (nll, starts, valid, choice, _) = Totals(), batch(2)
+    for rows in (slice(0, 4), slice(4, 5), slice(5, 6)):
+        parts.add(nll[rows], starts[rows], valid[rows], choice[rows])
+    levels = (0.01, 0.25, 0.5, 0.9, 1.0)
+    found = segment_lengths(starts, valid).double()
+    assert parts.length_quantiles(*levels) == [int(found.quantile(level, interpolation="higher")) for level in levels]
+    counted = Totals()
+    counted.add(torch.zeros(1, 10), torch.tensor([[1, 1, 1, 0, 1, 0, 0, 0, 0, 0]]).bool(), *torch.ones(2, 1, 10).bool())
+    assert counted.length_quantiles(0.5, 0.51, 0.75, 1.0) == [1, 2, 2, 6] and Totals().length_quantiles(0.5) == [0]
+
+
 def test_totals_of_nothing_are_undefined():
     result = Totals().result()
     assert result.pop("num_bytes") == 0 and all(map(math.isnan, result.values()))

@@ -281,6 +281,16 @@ def test_it_is_a_distribution():
     assert largest((-nll).logsumexp(0)) < EXACT
 
 
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_nll_is_one_of_all_log_probabilities(pooling):
+    unet = unet_of(pooling=POOLINGS[pooling])
+    x, starts = rows_of(37)
+    nll, _, h = parallel(unet, x, starts)
+    log_p = unet.log_p(h[:, :-1], starts, gate_of(x, h) if unet.reads_gate else None)
+    assert largest(log_p.logsumexp(-1)) < EXACT
+    assert largest(nll + log_p.gather(-1, x[..., None]).squeeze(-1)) < EXACT
+
+
 def test_the_early_head_begins_as_the_head():
     unet = ByteUNet()
     assert torch.equal(unet.early_head.weight, unet.head.weight)

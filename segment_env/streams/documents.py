@@ -89,13 +89,18 @@ class Documents:
 
         Past ``max_bytes`` there are no more; crops of single documents are whole. ``seed`` is that of the boundary noise.
         """
+        documents = self.held_out_documents(split)
+        if self.cut == "joined":
+            return crops(BETWEEN.join(documents)[:max_bytes], length, rows, seed)
+        return self._separate(documents, length, rows, max_bytes or self.held_out_bytes, seed)
+
+    def held_out_documents(self, split: str) -> list[bytes]:
+        """The documents of "validation" or "test", whole, whatever the cut. Raises UserError where there are none."""
         documents = self._held_out[split]
         if not documents:
             longer = f" longer than {self.longer_than} bytes" if self.longer_than else ""
             raise UserError(f"'{self.name}' has no {split} document{longer}; name data.source.{split}, or use more or shorter documents")
-        if self.cut == "joined":
-            return crops(BETWEEN.join(documents)[:max_bytes], length, rows, seed)
-        return self._separate(documents, length, rows, max_bytes or self.held_out_bytes, seed)
+        return documents
 
     def _separate(self, documents: list[bytes], length: int, rows: int, max_bytes: int, seed: int) -> Iterator[Batch]:
         kept: list[Crop] = []

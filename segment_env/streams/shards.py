@@ -154,15 +154,21 @@ def _check_parquet(paths: Sequence[Path], column: str) -> None:
 
 def _builder(path: str, what: str, **options: Any) -> Any:
     import datasets  # takes seconds
-    import huggingface_hub
 
-    # what goes wrong becomes one line of ours: theirs would stand before it, one for every try
-    for library in (datasets, huggingface_hub):
-        library.utils.logging.set_verbosity(library.utils.logging.CRITICAL)
+    hush()
     try:
         return datasets.load_dataset_builder(path, **options)
     except Exception as error:  # of the network, of many libraries
         raise UserError(f"cannot open {what}: {one_line(error)}") from error
+
+
+def hush() -> None:
+    """What goes wrong with data of the hub becomes one line of ours: theirs, one for every try, would stand before it."""
+    import datasets
+    import huggingface_hub
+
+    for library in (datasets, huggingface_hub):
+        library.utils.logging.set_verbosity(library.utils.logging.CRITICAL)
 
 
 def _split(builder: Any, split: str, what: str) -> Any:
