@@ -29,6 +29,7 @@ from agents.journal import Journal
 from agents.learner import Learner
 from agents.rules import Rule
 from agents.segmenting import segment, shown
+from models import ByteUNet
 from segment_env.batch import Batches
 from segment_env.errors import UserError
 from segment_env.scorer import Policy
@@ -53,6 +54,8 @@ class Run:
         self.source: Source = config.build(settings["data"]["source"])
         torch.manual_seed(settings["seed"])
         self.model = config.build(settings["model"]).to(self.device)
+        if self.train.get("compile"):
+            _compile(self.model)
         self.agent = make_agent(settings["agent"], self.model.width).to(self.device)
         if isinstance(rule := self.agent.policy, Rule):
             _check_unit(rule, self.source)
@@ -93,12 +96,16 @@ class Run:
 
     @torch.no_grad()
     def rehearse(self) -> None:
-        """Play the first batch and reach for the held-out ones. Raises UserError on a mistake that shows only then."""
+        """Play the first batch, compiled if that is asked for, and reach for the held-out ones.
+
+        Raises UserError on a mistake that shows only then.
+        """
         learner = self.learner()
         self.agent.eval()  # a controller keeps nothing of it
         before = copy.deepcopy(self.agent.state_dict())  # and a loss that adapts itself is set back
         with _refused("the configuration cannot be trained", ValueError, TypeError, KeyError, RuntimeError, NotImplementedError):
-            learner.loss(next(self.batches(learner)))
+            with torch.set_grad_enabled(bool(self.train.get("compile"))):
+                learner.loss(next(self.batches(learner)))
             for split in SPLITS[1:]:
                 next(held_out(self.source, split, self.length, 1))
         self.agent.load_state_dict(before)
@@ -263,6 +270,12 @@ def _refused(what: str, *kinds: type[Exception]) -> Iterator[None]:
         raise UserError(f"{what}: {message}{where}") from error
 
 
+def _compile(model: Any) -> None:
+    if not isinstance(model, ByteUNet):
+        raise UserError(f"train.compile=true compiles the layers of a byte U-Net, and {type(model).__name__} has none: leave it false")
+    model.compile()
+
+
 def _check_unit(rule: Rule, source: Source) -> None:
     unit = train_stream(source).unit
     if rule.needs_text and unit != "byte":
@@ -281,5 +294,7 @@ def _check(settings: dict[str, Any]) -> None:
                 raise UserError(f"{group}.{key} must be a whole number of at least {smallest}, got {value!r}")
     if type(settings["seed"]) is not int or not 0 <= settings["seed"] <= MAX_SEED:
         raise UserError(f"seed must be a whole number from 0 to {MAX_SEED}, got {settings['seed']!r}")
+    if type(compiled := settings["train"].get("compile", False)) is not bool:
+        raise UserError(f"train.compile must be true or false, got {compiled!r}")
     if settings["train"].get("wandb") not in WANDB_MODES:
         raise UserError(f"train.wandb must be one of null, offline, online, got {settings['train']['wandb']!r}")
