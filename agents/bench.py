@@ -149,7 +149,7 @@ def precision_cost(case: Case) -> Iterator[Row]:
 
 
 def compile_cost(case: Case) -> Iterator[Row]:
-    """Compiled over plain layers, on the same bytes, after updates on batches of several numbers of tokens; nothing is taken from a cache."""
+    """Compiled over plain layers, on the same bytes, after updates on several numbers of tokens; nothing is taken from a cache."""
     run = case.run(None, "train.compile=true")
     compiled, plain = run.learner(), case.run().learner()
     batches = run.batches(compiled)

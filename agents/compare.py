@@ -34,7 +34,21 @@ from segment_env.streams import SPLITS
 
 #: No cell depends on them.
 PROGRAMS = (
-    *("cli", "compare", "grid", "reach", "tables", "plots", "statistics", "segmenting", "generation", "report", "bench", "timing"),
+    *(
+        "cli",
+        "compare",
+        "grid",
+        "reach",
+        "tables",
+        "plots",
+        "statistics",
+        "segmenting",
+        "generation",
+        "report",
+        "bench",
+        "timing",
+        "estimate",
+    ),
     *("laboratory", "gradient_noise", "credit", "variance"),
 )
 

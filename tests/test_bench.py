@@ -128,7 +128,7 @@ def test_precisions_are_measured_on_the_same_bytes(monkeypatch: pytest.MonkeyPat
 def test_compilations_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     (row,) = bench.compile_cost(replace(TINY, length=64))
-    assert row.figures["compilations"] in (2, 3) and 0 < row.figures["compile_seconds"]
+    assert row.figures["compilations"] in (2, 3) and row.figures["compile_seconds"] > 0
     assert row.name.startswith(f"compiled / plain, {row.figures['compilations']} compilations in ")
     assert len(row.ratios) == 2 and min(row.ratios) > 0
     torch.compiler.reset()

@@ -46,6 +46,7 @@ LAYERS = [
             "agents.report",
             "agents.bench",
             "agents.timing",
+            "agents.estimate",
         ],
     ],
     ["agents"],
