@@ -346,11 +346,11 @@ MEASUREMENTS: dict[str, tuple[Callable[[Case], Iterator[Row]], list[Case], list[
         [replace(_SMALL, agent=("agent=ppo",))],
         [Case("nano", 16, 512, 40, agent=(f"agent={name}",)) for name in ("a2c", "ppo", "ppo_kl", "grpo", "rloo")],
     ),
-    "precision": (precision_cost, [_SMALL], [Case("nano", 16, 512, 40, agent=_DEFAULT), Case("18M", 4, 1024, 20, agent=_DEFAULT)]),
+    "precision": (precision_cost, [_SMALL], [Case("nano", 16, 512, 20, agent=_DEFAULT)]),
     "compile": (
         compile_cost,
         [replace(_SMALL, precision="float32")],
-        [Case("nano", 16, 512, 40, precision, _DEFAULT) for precision in ("float32", "bf16")],
+        [Case("nano", 16, 512, 20, precision, _DEFAULT) for precision in ("float32", "bf16")],
     ),
     "data": (data_cost, [_SMALL], [Case("nano", 16, 512, 40, precision) for precision in ("bf16", "float32")]),
     "unroll": (
