@@ -12,8 +12,8 @@ from agents.statistics import t_factor
 from segment_env.streams import moby_dick
 
 SMALL = ["model.size={_target_:models.Size,width:16,heads:2,encoder:1,mid:1,decoder:1,window:4}", "data.length=64", "train.rows=4"]
-SMALL += [f"train.bytes={4 * 64 * 2500}", "train.device=cpu", "train.checkpoint_every=100", "train.validations=25"]
-SMALL += ["train.validation_bytes=1024", "train.log_every=10", "data.source.buffer=64"]
+SMALL += [f"train.bytes={4 * 64 * 2500}", "train.device=cpu", "train.checkpoint_every=250", "train.validations=5"]
+SMALL += ["train.validation_bytes=1024", "train.log_every=10", "data.source.buffer=64", "train.optimiser.precision=float32"]
 
 
 def resident() -> int:
