@@ -1,9 +1,11 @@
 """What learned boundaries cost, as ratios of measurements that take turns within one run.
 
-Eight measurements, each a list of cases:
+Ten measurements, each a list of cases:
 
 - ``update``: an update with learned boundaries over one of the same byte U-Net with the same boundaries given;
 - ``agents``: an update of another agent, all of its epochs, over one of REINFORCE;
+- ``precision``: an update in bf16 over one in float32;
+- ``compile``: an update of compiled layers over one of plain ones, and how often and how long it was compiled for that;
 - ``data``: an update on batches that are read from Parquet as it goes on, over one on a batch that is there;
 - ``unroll``: a rollout over the forward passes that it cannot do without;
 - ``sampler``: sampling decisions that depend on past ones in passes over blocks, against a position at a time;
@@ -24,12 +26,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 from agents import config
 from agents.costs import update_flops
@@ -45,7 +50,7 @@ from segment_env.streams import LocalDocuments, moby_dick
 from segment_env.unroll import unroll
 
 UPDATE, AGENTS, UNROLL, FLOPS, MEMORY = Goal(high=1.05), Goal(high=1.15), Goal(high=1.03), Goal(low=0.5), Goal(low=0.8, high=1.2)
-DATA = Goal(high=1.02)
+DATA, PRECISION, COMPILED = Goal(high=1.02), Goal(high=1.0), Goal(high=1.0)
 CONFIDENT, CHAINED = Goal(low=8), Goal(high=1.5)
 FLAT, CACHED = Goal(high=1.3), Goal(low=30)
 
@@ -61,10 +66,13 @@ class Case:
     precision: str = "bf16"
     agent: tuple[str, ...] = ("agent=paper",)  #: overrides that pick the learned agent
 
-    def run(self, agent: Sequence[str] | None = None) -> Run:
-        """A run of this case, or of another agent in its setting, with a learning rate of 0: no work less, and no boundary moves."""
+    def run(self, agent: Sequence[str] | None = None, *more: str) -> Run:
+        """A run of this case, or of another agent in its setting, with a learning rate of 0: no work less, and no boundary moves.
+
+        ``more`` are further overrides.
+        """
         own = [f"model={self.size}", f"train.rows={self.rows}", f"data.length={self.length}", f"train.optimiser.precision={self.precision}"]
-        return Run(config.load([*own, "train.optimiser.lr=0.0", *(agent or self.agent)]))
+        return Run(config.load([*own, "train.optimiser.lr=0.0", *(agent or self.agent), *more]))
 
     def setting(self, learner: Learner) -> dict[str, Any]:
         """What the figures hold for."""
@@ -134,6 +142,35 @@ def agent_cost(case: Case) -> Iterator[Row]:
     pairs = updates_in_turns((first, second), batches, case.pairs)
     name = case.agent[0].partition("=")[2]
     yield Row("agents", f"{name}, {first.agent.epochs} epochs / REINFORCE", _ratios(pairs), AGENTS, case.setting(first), _seconds(pairs))
+
+
+def precision_cost(case: Case) -> Iterator[Row]:
+    """bf16 over float32, on the same bytes."""
+    runs = [replace(case, precision=precision).run() for precision in ("bf16", "float32")]
+    learners = [run.learner() for run in runs]
+    batches = [_batch(run, learner) for run, learner in zip(runs, learners, strict=True)]
+    pairs = updates_in_turns(learners, batches, case.pairs)
+    yield Row("precision", "bf16 / float32", _ratios(pairs), PRECISION, case.setting(learners[0]), _seconds(pairs))
+
+
+def compile_cost(case: Case) -> Iterator[Row]:
+    """Compiled over plain layers, on the same bytes, after updates on several numbers of tokens; nothing is taken from a cache."""
+    run = case.run(None, "train.compile=true")
+    compiled, plain = run.learner(), case.run().learner()
+    batches = run.batches(compiled)
+    seconds = []
+    torch.compiler.reset()
+    with fresh_cache():
+        before = counters["stats"]["unique_graphs"]
+        for _ in range(_LENGTHS):
+            batch = next(batches).to(run.device)
+            seconds.append(stopwatch(partial(compiled.update, batch), run.device)())
+        graphs = counters["stats"]["unique_graphs"] - before
+        pairs = updates_in_turns((compiled, plain), (batch, batch), case.pairs)
+    waited = sum(seconds) - _LENGTHS * statistics.median(first for first, _ in pairs)
+    figures = {**_seconds(pairs), "compile_seconds": waited, "compilations": graphs, "first_update_seconds": seconds[0]}
+    name = f"compiled / plain, {graphs} compilations in {waited:.0f} s"
+    yield Row("compile", name, _ratios(pairs), COMPILED, case.setting(compiled), figures)
 
 
 def data_cost(case: Case) -> Iterator[Row]:
@@ -326,10 +363,12 @@ def _seconds(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     return {"seconds": first, "seconds_against": second}
 
 
+_DEFAULT = ("agent=default",)
 _PAIRED = ("agent=paired", "agent.samples_share=1.0")  # K = 2 everywhere
 _PAST = ("agent=default", "agent.policy.n_past=7")
 _STRIDE = ("agent=uniform",)
 _SMALL = Case("nano", 4, 256, pairs=3)
+_LENGTHS = 6  #: batches that compiled layers see before they are timed
 
 #: name -> how a case is measured, the cases of ``--quick``, all cases
 MEASUREMENTS: dict[str, tuple[Callable[[Case], Iterator[Row]], list[Case], list[Case]]] = {
@@ -345,6 +384,12 @@ MEASUREMENTS: dict[str, tuple[Callable[[Case], Iterator[Row]], list[Case], list[
         agent_cost,
         [replace(_SMALL, agent=("agent=ppo",))],
         [Case("nano", 16, 512, 40, agent=(f"agent={name}",)) for name in ("a2c", "ppo", "ppo_kl", "grpo", "rloo")],
+    ),
+    "precision": (precision_cost, [_SMALL], [Case("nano", 16, 512, 20, agent=_DEFAULT)]),
+    "compile": (
+        compile_cost,
+        [replace(_SMALL, precision="float32")],
+        [Case("nano", 16, 512, 20, precision, _DEFAULT) for precision in ("float32", "bf16")],
     ),
     "data": (data_cost, [_SMALL], [Case("nano", 16, 512, 40, precision) for precision in ("bf16", "float32")]),
     "unroll": (

@@ -33,7 +33,7 @@ from agents import config, durable, random_states
 from agents.learner import Learner
 from models import ByteUNet
 from segment_env.batch import Batches
-from segment_env.errors import UserError
+from segment_env.errors import UserError, one_line
 
 FOLDER, FORMAT = "checkpoints", 1
 _MANIFEST = "manifest.json"
@@ -72,7 +72,7 @@ def save(run: Path, learner: Learner, state: State, data: Batches, keep: int = 1
         _retain(folder, keep)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
-        raise UserError(f"cannot write checkpoint '{folder}': {reason(error)}; {_advice(run)}") from error
+        raise UserError(f"cannot write checkpoint '{folder}': {one_line(error)}; {_advice(run)}") from error
     return folder
 
 
@@ -161,7 +161,7 @@ def forget_after(run: Path, update: int) -> None:
             if int(folder.name) > update:
                 _discard(folder)
     except OSError as error:
-        raise UserError(f"cannot write the run folder '{run}': {reason(error)}") from error
+        raise UserError(f"cannot write the run folder '{run}': {one_line(error)}") from error
 
 
 def damage_of(folder: Path) -> str | None:
@@ -179,15 +179,9 @@ def damage_of(folder: Path) -> str | None:
         name = Path(error.filename).name
         return f"no {name}" + (": cut short, or by a version without checksums" if name == _MANIFEST else "")
     except OSError as error:
-        return reason(error)
+        return one_line(error)
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{_MANIFEST} cannot be read"
-
-
-def reason(error: Exception) -> str:
-    """What an error of the file system says, on one line."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split())
 
 
 def _write(folder: Path, learner: Learner, state: State) -> None:
@@ -284,7 +278,7 @@ def _sha256(path: Path) -> str:
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"checkpoint file '{path}' is missing or damaged ({reason(error)}); choose another checkpoint or train again")
+    return UserError(f"checkpoint file '{path}' is missing or damaged ({one_line(error)}); choose another checkpoint or train again")
 
 
 def _advice(run: Path) -> str:

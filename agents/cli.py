@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--run", type=Path, metavar="FOLDER", help="where to write it (default: runs/DATE-TIME)")
     resume = "go on with this run from its newest checkpoint; with one of its checkpoints, from there: later ones are removed"
     train.add_argument("--resume", type=Path, metavar="FOLDER", help=resume)
+    train.add_argument("--dry-run", action="store_true", help="say what it would take, in parameters, memory, time and files, and stop")
 
     evaluate = command("eval", _eval, "Bits per byte, rate and alignment of a run on held-out bytes.")
     evaluate.add_argument("run", type=Path, metavar="RUN", help="a run, or one of its checkpoints")
@@ -137,6 +138,8 @@ def _train(options: argparse.Namespace) -> int:
     from agents import checkpoint, config, training  # here, so that --help does not wait for torch
     from agents.interruption import Interruption
 
+    if options.dry_run:
+        return _dry_run(options)
     found = None
     if options.resume:
         folder = checkpoint.run_of(options.resume)
@@ -157,6 +160,15 @@ def _train(options: argparse.Namespace) -> int:
         return 128 + caught
     print(_ending(run))
     print(f"before  {before}\nafter   {run.sentence()}\nrun     {folder}")
+    return 0
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    from agents import config, estimate
+
+    if options.resume:
+        raise UserError("--dry-run is of a run that is yet to begin: it takes no --resume")
+    print(estimate.describe(config.load(options.overrides), options.run))
     return 0
 
 

@@ -35,7 +35,7 @@ from segment_env.streams import SPLITS
 #: No cell depends on them.
 PROGRAMS = (
     *("cli", "compare", "grid", "reach", "tables", "plots", "statistics", "segmenting", "generation", "report", "bench", "timing"),
-    *("heat_map", "anatomy", "curves", "pages", "pictures", "escaping"),
+    *("heat_map", "anatomy", "curves", "pages", "pictures", "escaping", "estimate"),
     *("laboratory", "gradient_noise", "credit", "variance"),
 )
 

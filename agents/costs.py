@@ -33,13 +33,14 @@ def speed(settings: dict[str, Any], reference: dict[str, Any], pairs: int) -> di
     }
 
 
-def update_flops(run: training.Run, tokens: float, samples: float) -> float:
+def update_flops(run: training.Run, tokens: float, samples: float, length: int | None = None) -> float:
     """Operations of an update per decoded byte, forward and backward, at ``tokens`` a byte and K = ``samples`` of every sequence.
 
+    ``length`` of a crop: that of the run, where none is given.
     Of policies those with a ``flops_per_byte`` are counted; a read-out is too little.
     """
     policy = getattr(run.agent.policy, "flops_per_byte", lambda: 0.0)()
-    return 3 * (run.model.flops_per_byte(tokens, run.length, samples) + policy)
+    return 3 * (run.model.flops_per_byte(tokens, length or run.length, samples) + policy)
 
 
 def training_flops(run: training.Run, curve: list[dict[str, Any]], rate: float) -> float | None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from agents import durable
-from agents.checkpoint import State, reason
-from segment_env.errors import UserError
+from agents.checkpoint import State
+from segment_env.errors import UserError, one_line
 
 _SHOWN = {"bits_per_byte": "bits/byte", "rate": "rate", "validation_bits_per_byte": "held-out", "validation_recall": "recall"}
 
@@ -90,7 +90,7 @@ class Journal:
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> UserError:
-        return UserError(f"cannot write '{self.path}': {reason(error)}; go on with --resume when that is mended")
+        return UserError(f"cannot write '{self.path}': {one_line(error)}; go on with --resume when that is mended")
 
 
 def _whole_and_until(line: bytes, update: int) -> bool:
@@ -100,9 +100,27 @@ def _whole_and_until(line: bytes, update: int) -> bool:
         return False
 
 
+def check_wandb(mode: str | None) -> None:
+    """Raises UserError where W&B is asked for, and is not installed, or is to be reached and nobody is logged in."""
+    if mode is None:
+        return
+    try:
+        import wandb  # slow to import, and wanted by few
+    except ImportError as error:
+        raise UserError(f"train.wandb={mode} cannot import wandb ({one_line(error)}): install it, or use train.wandb=null") from error
+    try:
+        logged_in = mode != "online" or wandb.login(prompt=False)
+    except wandb.Error as error:
+        raise _refused_by_wandb(mode, error) from error
+    if not logged_in:
+        raise UserError("train.wandb=online: nobody is logged in to W&B; run wandb login, set WANDB_API_KEY, or use train.wandb=offline")
+
+
 def _wandb(folder: Path, settings: dict[str, Any]) -> Any:
     """One W&B run for all processes of a run: its id lies in the run folder."""
-    import wandb  # slow to import, and wanted by few
+    mode = settings["train"]["wandb"]
+    check_wandb(mode)
+    import wandb
 
     name = folder / "wandb_id"
     try:
@@ -110,6 +128,12 @@ def _wandb(folder: Path, settings: dict[str, Any]) -> Any:
             durable.write(name, secrets.token_hex(4))
         run_id = name.read_text()
     except OSError as error:
-        raise UserError(f"cannot write '{name}': {reason(error)}") from error
-    mode = settings["train"]["wandb"]
-    return wandb.init(project="segment-env", dir=str(folder), config=settings, mode=mode, id=run_id, resume="allow")
+        raise UserError(f"cannot write '{name}': {one_line(error)}") from error
+    try:
+        return wandb.init(project="segment-env", dir=str(folder), config=settings, mode=mode, id=run_id, resume="allow")
+    except wandb.Error as error:
+        raise _refused_by_wandb(mode, error) from error
+
+
+def _refused_by_wandb(mode: str, error: Exception) -> UserError:
+    return UserError(f"train.wandb={mode}: {one_line(error)}; use train.wandb=offline or null")

@@ -11,9 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from agents import durable
-from agents.checkpoint import reason
 from agents.heat_map import Cell
-from segment_env.errors import UserError
+from segment_env.errors import UserError, one_line
 
 MOST = 100_000  #: cells of a page: a browser grows slow with more
 BAR = 9  #: pixels of a bar for probability 1; the style sheet leaves as much room
@@ -56,7 +55,7 @@ def write(path: Path, content: str | bytes) -> None:
     try:
         durable.write(path, content)
     except OSError as error:
-        raise UserError(f"cannot write '{path}': {reason(error)}") from error
+        raise UserError(f"cannot write '{path}': {one_line(error)}") from error
 
 
 def bars(cell: Cell) -> str:

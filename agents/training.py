@@ -25,12 +25,13 @@ from agents.agent import Agent
 from agents.calibration import offset_for, shifted_logits
 from agents.data import MAX_SEED, Source, batches, held_out, train_stream, training_bytes
 from agents.evaluation import evaluate
-from agents.journal import Journal
+from agents.journal import Journal, check_wandb
 from agents.learner import Learner
 from agents.rules import Rule
 from agents.segmenting import segment, shown
+from models import ByteUNet
 from segment_env.batch import Batches
-from segment_env.errors import UserError
+from segment_env.errors import UserError, one_line
 from segment_env.scorer import Policy
 from segment_env.streams import SPLITS
 
@@ -53,6 +54,8 @@ class Run:
         self.source: Source = config.build(settings["data"]["source"])
         torch.manual_seed(settings["seed"])
         self.model = config.build(settings["model"]).to(self.device)
+        if self.train.get("compile"):
+            _compile(self.model)
         self.agent = make_agent(settings["agent"], self.model.width).to(self.device)
         if isinstance(rule := self.agent.policy, Rule):
             _check_unit(rule, self.source)
@@ -78,7 +81,7 @@ class Run:
     def learner(self) -> Learner:
         """The learner of this configuration, fresh."""
         optimiser = self.train["optimiser"]
-        with _refused("train.optimiser does not fit", TypeError, ValueError):
+        with refused("train.optimiser does not fit", TypeError, ValueError):
             return Learner(self.model, self.agent, self.train["rows"], self.updates, **optimiser, device=self.device)
 
     def batches(self, learner: Learner) -> Batches:
@@ -93,12 +96,17 @@ class Run:
 
     @torch.no_grad()
     def rehearse(self) -> None:
-        """Play the first batch and reach for the held-out ones. Raises UserError on a mistake that shows only then."""
+        """Play the first batch, compiled if that is asked for, and reach for the held-out ones.
+
+        Raises UserError on a mistake that shows only then.
+        """
+        check_wandb(self.train.get("wandb"))
         learner = self.learner()
         self.agent.eval()  # a controller keeps nothing of it
         before = copy.deepcopy(self.agent.state_dict())  # and a loss that adapts itself is set back
-        with _refused("the configuration cannot be trained", ValueError, TypeError, KeyError, RuntimeError, NotImplementedError):
-            learner.loss(next(self.batches(learner)))
+        with refused("the configuration cannot be trained", ValueError, TypeError, KeyError, RuntimeError, NotImplementedError):
+            with torch.set_grad_enabled(bool(self.train.get("compile"))):
+                learner.loss(next(self.batches(learner)))
             for split in SPLITS[1:]:
                 next(held_out(self.source, split, self.length, 1))
         self.agent.load_state_dict(before)
@@ -139,7 +147,7 @@ def make_agent(node: dict[str, Any], width: int, policy: Policy | None = None) -
             continue
         part = parts["policy"] if name == "policy" else config.build(node[name])
         told = (width, parts["policy"].n_past) if name == "critic" else (width,)
-        with _refused(f"agent.{name} cannot be built", TypeError, ValueError):
+        with refused(f"agent.{name} cannot be built", TypeError, ValueError):
             parts[name] = part(*told) if isinstance(part, partial) else part
     return config.build({key: value for key, value in node.items() if key not in parts}, **parts)
 
@@ -157,20 +165,27 @@ def open_run(path: Path, best: bool = False) -> Run:
     return run
 
 
-def begin(settings: dict[str, Any], folder: Path | None = None, command: str = "") -> Path:
-    """Make the run folder of a configuration, by default ``runs/DATE-TIME``; its ``config.yaml`` opens with the ``command`` that asked
-    for it. Raises UserError where one stands there.
-    """
+def new_folder(folder: Path | None = None) -> Path:
+    """Where a run would be written, by default ``runs/DATE-TIME``. Raises UserError where one stands there."""
     if folder is None:
         folder = Path("runs", f"{datetime.now():%Y%m%d-%H%M%S}")
     if (folder / "config.yaml").exists():
         raise UserError(f"'{folder}' already holds a run; go on with --resume {folder}, or give another folder")
+    return folder
+
+
+def begin(settings: dict[str, Any], folder: Path | None = None, command: str = "") -> Path:
+    """Make the run folder of a configuration, see :func:`new_folder`; its ``config.yaml`` opens with the ``command`` that asked for it.
+
+    Raises UserError where it cannot be written too.
+    """
+    folder = new_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         config.save(settings, folder / "config.yaml", command)
         durable.sync(folder.parent)
     except OSError as error:
-        raise UserError(f"cannot write the run folder '{folder}': {checkpoint.reason(error)}") from error
+        raise UserError(f"cannot write the run folder '{folder}': {one_line(error)}") from error
     return folder
 
 
@@ -252,17 +267,22 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
-def _refused(what: str, *kinds: type[Exception]) -> Iterator[None]:
+def refused(what: str, *kinds: type[Exception]) -> Iterator[None]:
     """Errors of these kinds become a UserError that says ``what``; one that is a UserError already stays as it is."""
     try:
         yield
     except UserError:
         raise
     except kinds as error:
-        message = next(iter(str(error).splitlines()), type(error).__name__)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, ValueError) else f" ({type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno})"
-        raise UserError(f"{what}: {message}{where}") from error
+        raise UserError(f"{what}: {one_line(error)}{where}") from error
+
+
+def _compile(model: Any) -> None:
+    if not isinstance(model, ByteUNet):
+        raise UserError(f"train.compile=true compiles the layers of a byte U-Net, and {type(model).__name__} has none: leave it false")
+    model.compile()
 
 
 def _check_unit(rule: Rule, source: Source) -> None:
@@ -285,5 +305,7 @@ def _check(settings: dict[str, Any]) -> None:
                 raise UserError(f"{group}.{key} must be a whole number of at least {smallest}, got {value!r}")
     if type(settings["seed"]) is not int or not 0 <= settings["seed"] <= MAX_SEED:
         raise UserError(f"seed must be a whole number from 0 to {MAX_SEED}, got {settings['seed']!r}")
+    if type(compiled := settings["train"].get("compile", False)) is not bool:
+        raise UserError(f"train.compile must be true or false, got {compiled!r}")
     if settings["train"].get("wandb") not in WANDB_MODES:
         raise UserError(f"train.wandb must be one of null, offline, online, got {settings['train']['wandb']!r}")

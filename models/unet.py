@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import attend_ring, attend_rows, causal, rotary_angles, sliding
-from models.block import Block, RMSNorm
+from models.block import Attend, Block, RMSNorm
 from models.mean_pooling import MeanAdd
 from models.pooling import SelectAdd
 from models.sizes import MLP_RATIO_BYTE, MLP_RATIO_TOKEN, SIZES, Size, flops_per_byte
@@ -80,6 +80,7 @@ class ByteUNet(
         # last: it initialises itself, and the rest begins alike whatever it draws
         self.pooling: Any = SelectAdd() if pooling is None else pooling if isinstance(pooling, nn.Module) else pooling(size.width)
         self.reads_gate, self.needs_gate = self.pooling.reads_gate, self.pooling.needs_gate
+        self._compiled: Callable[..., Tensor] | None = None
         self._hub_mixin_config = self.config  # what save_pretrained writes
 
     @property
@@ -128,6 +129,13 @@ class ByteUNet(
         """Forward operations per decoded byte, attention included: see :func:`models.sizes.flops_per_byte`."""
         return flops_per_byte(self.size, rate, length, samples) + self.pooling.flops_per_byte()
 
+    def compile(self, **options: Any) -> None:
+        """Compile the layers with ``torch.compile`` and its ``options``, for passes that carry a gradient, whatever their S, B, T and M.
+
+        All byte layers are one compilation, and so are all token layers. What a parameter is called stays.
+        """
+        self._compiled = torch.compile(_layer, **options)
+
     def encode(self, x: Tensor) -> Tensor:
         """x [S, T] -> h [S, T+1, D], each vector of root mean square near 1."""
         h = self.embedding(F.pad(x, (1, 0), value=BOS))
@@ -148,9 +156,7 @@ class ByteUNet(
 
     def _logits(self, h: Tensor, starts: Tensor, gate: Tensor | None) -> Tensor:
         tokens, positions = self.pooling.down(h, starts, gate)
-        angles = self._angles(positions)
-        for block in self.mid:
-            tokens = block(tokens, angles, causal)
+        tokens = self._layers(self.mid, tokens, self._angles(positions), causal)
         z = self.pooling.up(h, self.mid_norm(tokens), starts, gate)
         return self.head(self.decoder_norm(self._byte_layers(self.decoder, z)))
 
@@ -202,8 +208,18 @@ class ByteUNet(
 
     def _byte_layers(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
         angles = self._angles(torch.arange(x.shape[1], device=x.device))
+        return self._layers(layers, x, angles, partial(sliding, window=self.size.window))
+
+    def _layers(self, layers: nn.ModuleList, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        if self._compiled is None or not torch.is_grad_enabled():
+            for block in layers:
+                x = block(x, angles, attend)
+            return x
+        for angle in angles:
+            torch._dynamo.maybe_mark_dynamic(angle, tuple(range(angle.dim() - 2)))
         for block in layers:
-            x = block(x, angles, partial(sliding, window=self.size.window))
+            torch._dynamo.maybe_mark_dynamic(x, (0, 1))  # rows, and bytes or tokens: else every M would be compiled anew
+            x = self._compiled(block, x, angles, attend)
         return x
 
     def _byte_step(self, layers: nn.ModuleList, caches: Any, x: Tensor, time: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
@@ -214,6 +230,10 @@ class ByteUNet(
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return rotary_angles(positions, self.width // self.size.heads, self.dtype)
+
+
+def _layer(block: Block, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    return block(x, angles, attend)
 
 
 def _wide(x: Tensor) -> Tensor:

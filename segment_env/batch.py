@@ -43,10 +43,11 @@ class Batch:
     seed: int  #: of the noise
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
-        x, valid, terminated, sequence = (
-            tensor.to(device, non_blocking=True) for tensor in (self.bytes, self.valid, self.terminated, self.sequence)
-        )
+        """The same batch on another device; to a GPU from pinned memory, so that the host goes on while it is copied."""
+        tensors = (self.bytes, self.valid, self.terminated, self.sequence)
+        if torch.device(device).type == "cuda":
+            tensors = tuple(tensor if tensor.is_cuda else tensor.pin_memory() for tensor in tensors)  # type: ignore[assignment]
+        x, valid, terminated, sequence = (tensor.to(device, non_blocking=True) for tensor in tensors)
         return Batch(x, valid, terminated, sequence, self.seed)
 
 

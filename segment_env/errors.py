@@ -1,4 +1,4 @@
-"""The one error that stands for a user's mistake, and the check of a rate that several parts share."""
+"""The one error that stands for a user's mistake, what it quotes of others, and the check of a rate that several parts share."""
 
 
 class UserError(ValueError):
@@ -6,6 +6,15 @@ class UserError(ValueError):
 
     The command line prints the message alone and exits with status 2.
     """
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what another library's error says, without its full stop; the kind of error where it says nothing.
+
+    Of an error of the file system what went wrong, without the path.
+    """
+    text = getattr(error, "strerror", None) or str(error)
+    return next(iter(text.strip().splitlines()), "").rstrip(". ") or type(error).__name__
 
 
 def check_rate(rate: float, name: str) -> None:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,27 @@ def test_the_peak_of_a_longer_update_is_seen() -> None:
     assert peak > 4 * 1024 * 128 * 4  # one tensor of h at least
 
 
+def test_precisions_are_measured_on_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        bench, "updates_in_turns", lambda learners, batches, pairs: seen.append((learners, batches)) or [(1.0, 2.0)] * pairs
+    )
+    (row,) = bench.precision_cost(TINY)
+    (((bf16, float32), (one, other)),) = seen
+    assert (bf16.precision, float32.precision) == ("bf16", "float32") and torch.equal(one.bytes, other.bytes)
+    assert row.ratios == [0.5, 0.5] and row.figures == {"seconds": 1.0, "seconds_against": 2.0}
+
+
+@pytest.mark.filterwarnings("default")  # torch's tracing does several things that torch warns of
+def test_compilations_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    (row,) = bench.compile_cost(replace(TINY, length=64))
+    assert row.figures["compilations"] in (2, 3) and row.figures["compile_seconds"] > 0
+    assert row.name.startswith(f"compiled / plain, {row.figures['compilations']} compilations in ")
+    assert len(row.ratios) == 2 and min(row.ratios) > 0
+    torch.compiler.reset()
+
+
 def test_the_sampler_is_measured_both_ways() -> None:
     confident, chained = bench.sampler_cost(replace(TINY, length=256, agent=("agent=default", "agent.policy.n_past=5")))
     assert (confident.goal, chained.goal) == (Goal(low=8), Goal(high=1.5))
@@ -128,8 +150,8 @@ def test_generation_is_measured_at_three_contexts() -> None:
 
 
 def test_every_measurement_is_paired_often_enough_to_quote() -> None:
-    assert list(MEASUREMENTS) == ["update", "agents", "data", "unroll", "sampler", "generation", "flops", "memory"]
-    for name in ("update", "agents", "data", "unroll", "sampler", "generation", "flops"):
+    assert list(MEASUREMENTS) == ["update", "agents", "precision", "compile", "data", "unroll", "sampler", "generation", "flops", "memory"]
+    for name in MEASUREMENTS.keys() - {"memory"}:
         assert all(case.pairs >= 20 for case in MEASUREMENTS[name][2])
 
 
@@ -180,7 +202,8 @@ def test_only_picks_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_measurement_that_is_none_is_a_users_mistake() -> None:
     with pytest.raises(
-        UserError, match="no measurement 'speed'; choose from update, agents, data, unroll, sampler, generation, flops, memory"
+        UserError,
+        match="no measurement 'speed'; choose from update, agents, precision, compile, data, unroll, sampler, generation, flops, memory",
     ):
         bench.run(only="speed")
 

@@ -1,9 +1,12 @@
 """The command line: what it prints, and that a mistake gets one clear line and exit status 2."""
 
 import json
+import re
+import resource
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -294,6 +297,31 @@ def test_a_run_folder_that_cannot_be_written(finished, mistake, tmp_path):
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").mkdir()
     assert f"cannot write '{run / 'metrics.jsonl'}': Is a directory" in mistake("train", "--resume", run)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    *_, before, newest = sorted((run / "checkpoints").iterdir())
+    shutil.rmtree(newest)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+        assert cli.main(["train", "--resume", str(run)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    err = capsys.readouterr().err
+    assert re.search(f"\nsegment-env: cannot write checkpoint .*File too large.*the one before is whole: '{before}'\n$", err)
+    assert "Traceback" not in err
+    assert cli.main(["train", "--resume", str(run)]) == 0 and newest.is_dir()
+
+
+def test_wandb_without_login(mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=lambda prompt: False, Error=RuntimeError))
+    assert "train.wandb=online: nobody is logged in to W&B" in mistake("train", *TINY, "train.wandb=online")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert "train.wandb=offline cannot import wandb" in mistake("train", *TINY, "train.wandb=offline")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_of_another_size(finished, mistake, tmp_path):

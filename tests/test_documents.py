@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from segment_env.streams.streaming import CUTS, Lane, Reading
 TEXTS = [f"{i} " + "Call me Ishmael. é\r\n\x00"[: 3 + i % 17] * (i % 5 + 1) for i in range(60)]
 RAW = [text.encode() for text in TEXTS]
 ODD = [b"\xff\xfe\x00", "naïve".encode("latin-1"), "ω".encode("utf-16"), b"\xe2\x80", b"\r\nplain\n", b"\x00"]
+ODD += ["é ".encode() + "é ".encode("latin-1") + "é".encode("utf-16-be"), bytes(range(256)), random.Random(0).randbytes(200)]
 SMALL = {"buffer": 8, "workers": 0}
 
 
@@ -272,12 +274,12 @@ def test_no_byte_is_repaired_or_dropped(kind, tmp_path):
         strings = pa.StringArray.from_buffers(len(ODD), *binary.buffers()[1:])
         pyarrow.parquet.write_table(pa.table({"text": strings}), tmp_path / "odd.parquet")
     elif kind == "jsonl":
-        escaped = ["".join(f"\\u{byte:04x}" if byte < 32 else chr(byte) for byte in each) for each in ODD]
+        escaped = ["".join(f"\\u{byte:04x}" if byte < 32 or byte in b'"\\\\' else chr(byte) for byte in each) for each in ODD]
         (tmp_path / "odd.jsonl").write_bytes(b"".join(b'{"text": "%b"}\n' % each.encode("latin-1") for each in escaped))
     else:
         write(tmp_path, kind, [ODD])
     documents = LocalDocuments(tmp_path, kind.split()[0], cut="documents", fractions=(1, 0, 0), buffer=1, workers=0)
-    assert sorted(whole(next(documents.batches(len(ODD), 64, 0)))) == sorted(ODD)
+    assert sorted(whole(next(documents.batches(len(ODD), 256, 0)))) == sorted(ODD)
 
 
 def test_compressed_json_lines(tmp_path):

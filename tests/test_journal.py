@@ -9,19 +9,26 @@ import pytest
 import torch
 
 from agents.checkpoint import State
-from agents.journal import Journal
+from agents.journal import Journal, check_wandb
 from segment_env.errors import UserError
 
 
 class Wandb:
     """As W&B does: a run of a known id goes on behind its last step, and a step that does not increase is dropped with a warning."""
 
-    def __init__(self):
-        self.history, self.ids = {}, []
+    Error = RuntimeError
 
-    def init(self, id, resume, **_):
+    def __init__(self):
+        self.history, self.ids, self.configs, self.logged_in = {}, [], [], True
+
+    def login(self, prompt):
+        assert prompt is False, "a run does not wait for somebody to type"
+        return self.logged_in
+
+    def init(self, id, resume, config, **_):
         assert resume == "allow"
         self.ids.append(id)
+        self.configs.append(config)
         steps = self.history.setdefault(id, [])
         run = SimpleNamespace(step=max(steps) + 1 if steps else 0, finish=lambda: None)
 
@@ -99,8 +106,39 @@ def test_wandb_goes_on_with_the_same_run_and_its_steps_only_increase(tmp_path: P
         for update in (20, 20, 30, 40):
             journal.write({"update": update})
     assert len(wandb.ids) == 2 and len(set(wandb.ids)) == 1
+    assert wandb.configs == [{"train": {"wandb": "offline"}}] * 2, "the configuration is logged"
     assert wandb.history[wandb.ids[0]] == [10, 20, 20, 30, 40]
     assert updates(tmp_path) == [10, 20, 20, 30, 40]
+
+
+def test_wandb_itself_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library as it is: configuration and lines reach the file that is to be synchronised."""
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with opened(tmp_path, wandb="offline") as journal:
+        journal.write({"update": 10, "rate": 0.2})
+        assert journal.wandb.config["train"] == {"wandb": "offline"} and journal.wandb.step == 10
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_wandb_that_is_missing_or_logged_out(tmp_path: Path, wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_wandb(None)
+    check_wandb("online")
+    wandb.logged_in = False
+    check_wandb("offline")
+    with pytest.raises(UserError, match="nobody is logged in to W&B; run wandb login, set WANDB_API_KEY, or use train.wandb=offline"):
+        check_wandb("online")
+    with pytest.raises(UserError, match="nobody is logged in"):
+        opened(tmp_path, wandb="online")
+    wandb.logged_in = True
+    monkeypatch.setattr(wandb, "init", lambda **_: (_ for _ in ()).throw(RuntimeError("no way\nthere")))
+    with pytest.raises(UserError, match="^train.wandb=online: no way; use train.wandb=offline or null$"):
+        opened(tmp_path, wandb="online")
+    monkeypatch.setattr(wandb, "login", lambda **_: (_ for _ in ()).throw(RuntimeError("Failed to authenticate")))
+    with pytest.raises(UserError, match="^train.wandb=online: Failed to authenticate; use train.wandb=offline or null$"):
+        check_wandb("online")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="train.wandb=offline cannot import wandb .*: install it, or use train.wandb=null"):
+        check_wandb("offline")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

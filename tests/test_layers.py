@@ -57,6 +57,7 @@ LAYERS = [
             "agents.gradient_figures",
             "agents.bench",
             "agents.timing",
+            "agents.estimate",
         ],
     ],
     ["agents"],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from agents import advantages
 from agents.advantages import discounted_return, early_exit, leave_one_out
 from agents.agent import Agent, Given, Reinforce
 from agents.learner import Learner, _schedule
@@ -222,8 +223,13 @@ def test_bf16_leaves_log_probabilities_in_float32() -> None:
     for precision in ("float32", "bf16"):
         model, agent = unet().float(), reinforce()
         agent.policy.float()
-        loss, metrics, _ = Learner(model, agent, 4, 1, precision=precision).loss(batch)
+        loss, metrics, rollout = Learner(model, agent, 4, 1, precision=precision).loss(batch)
         loss.backward()
+        floats = {key: value.dtype for key, value in rollout.items(True, True) if value.is_floating_point() and "hidden" not in key}
+        assert {"logits", "action_log_prob", ("next", "reward"), ("next", "nll"), ("next", "early_nll")} <= floats.keys()
+        returns = advantages.discounted_return(advantages.early_exit(rollout["next", "reward"].squeeze(-1), rollout), rollout, gamma=0.9)
+        assert {*floats.values(), returns.dtype, agent.rate.integral.dtype} == {torch.float32}
+        assert {value.dtype for value in metrics.values() if value.is_floating_point()} == {torch.float32}
         assert loss.dtype == metrics["nll"].dtype == metrics["g_rms"].dtype == model.head.weight.grad.dtype == torch.float32
         figures[precision] = metrics
     assert figures["bf16"]["nll"] != figures["float32"]["nll"]

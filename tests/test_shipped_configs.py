@@ -144,7 +144,11 @@ def test_models(name: str) -> None:
         assert sum(parameter.numel() for parameter in model.parameters()) > 1e6
 
 
-@pytest.mark.parametrize("name", [name for name in options("experiment") if name != "estimators"])  # which tests/test_variance.py runs
+PAPER = {"paper_147m_fineweb": ("147M", 11_444), "paper_90m_codeparrot": ("90M", 6_485)}  #: tests/test_paper_runs.py trains them
+
+
+# experiment=estimators is run by tests/test_variance.py
+@pytest.mark.parametrize("name", [name for name in options("experiment") if name != "estimators" and name not in PAPER])
 def test_experiments(name: str, tmp_path: Path) -> None:
     """All rows of the first column can be built, and their first batch played."""
     overrides = [f"experiment={name}", "seeds=[0]", *SMALL]
@@ -152,6 +156,18 @@ def test_experiments(name: str, tmp_path: Path) -> None:
         overrides.append(f"~across.{column}")
     grid = compare.read_grid(overrides)
     assert len(list(compare.compose(grid, overrides, tmp_path))) == len(grid.rows)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_runs_of_the_paper(name: str) -> None:
+    settings = config.load([f"experiment={name}"])
+    size, updates = PAPER[name]
+    train, agent = settings["train"], settings["agent"]
+    assert settings["model"]["size"] == size and settings["data"]["source"]["_target_"] == "segment_env.streams.HubDocuments"
+    assert round(train["bytes"] / (train["rows"] * settings["data"]["length"])) == updates
+    assert agent["rate"]["_target_"] == "agents.rates.LogitPressure" and agent["rate"]["target"] == 0.2
+    assert list(agent["advantage"]) == ["early_exit", "discounted_return", "batch_relative"]
+    assert config.differences(config.load(["agent=paper"])["agent"], agent) == "", "the paper's agent as it is, every value said again"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from segment_env.errors import UserError
+from segment_env.errors import UserError, one_line
 from segment_env.streams.corpora import read_file, text_files
 
 _ROWS = 64  #: of a table that are held at once
@@ -176,8 +176,3 @@ def _split(builder: Any, split: str, what: str) -> Any:
         return builder.as_streaming_dataset(split=split)
     except Exception as error:
         raise UserError(f"cannot open the split '{split}' of {what}: {one_line(error)}") from error
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of what an error of another library says, without its full stop; the kind of error where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), "").rstrip(".") or type(error).__name__
