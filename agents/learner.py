@@ -30,10 +30,10 @@ class Learner:
     learning rate warms up linearly over the first ``warmup`` of all updates, then falls as a cosine to ``final`` of itself.
 
     Args: ``model``, a scorer (one without parameters is scored, not trained); ``agent``; ``rows`` B of a batch, of this rank where
-    there are several; ``updates``, all that will be made; ``lr`` of the model, the policy's is ``agent.lr_scale`` times that; ``precision`` "float32" or "bf16"
-    (autocast; log-probabilities, returns and statistics stay float32); ``micro_batches`` that a batch is played in,
-    one after the other, see ``agents.micro_batches``. Raises UserError where samples do not fill the rows, where micro-batches do
-    not divide them, where nothing can learn, or on another precision.
+    there are several; ``updates``, all that will be made; ``lr`` of the model, the policy's is ``agent.lr_scale`` times that;
+    ``precision`` "float32" or "bf16" (autocast; log-probabilities, returns and statistics stay float32); ``micro_batches`` that a
+    batch is played in, one after the other, with the gradient of all at once (see ``agents.micro_batches``). Raises UserError where
+    samples do not fill the rows, or micro-batches do not divide them, where nothing can learn, or on another precision.
 
     An optimiser step whose loss or gradient norm is not finite is skipped, with what remains of its update: parameters, moments and
     buffers, those of rate controllers and losses among them, stay as they were to the bit. Data and learning rate go on. All of

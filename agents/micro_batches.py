@@ -13,7 +13,6 @@ Letters: S sequences, K boundary samples of a sequence, B rows, T bytes.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -46,16 +45,14 @@ def parts(samples: Samples, count: int, device: torch.device | str) -> list[Part
             begin, first = sequence, end
     if len(found) != count:
         groups = f" without parting the {max(samples.counts)} samples of a sequence" if max(samples.counts) > 1 else ""
-        raise UserError(
-            f"train.micro_batches={count} do not divide the {rows} rows of a rank{groups}: use another number of them, or of rows"
-        )
+        raise UserError(f"train.micro_batches={count} do not divide the {rows} rows of a rank{groups}: choose another number of either")
     return found
 
 
 def of(batch: Batch, part: Part) -> Batch:
     """The sequences of one micro-batch."""
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return Batch(**{name: value[part.sequences] if isinstance(value, Tensor) else value for name, value in values.items()})
+    x, valid, terminated, sequence = (each[part.sequences] for each in (batch.bytes, batch.valid, batch.terminated, batch.sequence))
+    return Batch(x, valid, terminated, sequence, batch.seed)
 
 
 def wanted(rollout: TensorDictBase, live: Live) -> Live:
@@ -63,9 +60,8 @@ def wanted(rollout: TensorDictBase, live: Live) -> Live:
 
     There is no graph behind anything else: a loss that reads h or a nll of this fails.
     """
-    leaves = (
-        None if one is None else rollout[name].clone().requires_grad_() for name, one in (("logits", live.logits), ("gate", live.gate))
-    )
+    there = (("logits", live.logits), ("gate", live.gate))
+    leaves = (None if one is None else rollout[name].clone().requires_grad_() for name, one in there)
     return Live(None, None, None, *leaves)  # type: ignore[arg-type]
 
 

@@ -51,9 +51,8 @@ def started(device: str = "auto") -> Iterator[None]:
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"every rank takes a device of its own: train.device must be auto, cuda or cpu, got {device!r}")
     if not cpu and local >= torch.cuda.device_count():
-        raise UserError(
-            f"rank {local} of this machine has no GPU, there are {torch.cuda.device_count()}: start as many, or train.device=cpu"
-        )
+        there = torch.cuda.device_count()
+        raise UserError(f"rank {local} of this machine has no GPU, as there are {there}: start no more ranks, or use train.device=cpu")
     from accelerate import PartialState  # slow to import, and wanted by few
 
     global _hosts
@@ -78,7 +77,7 @@ def data_parallel(module: nn.Module) -> nn.Module:
     warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
     cpu = next(module.parameters()).device.type == "cpu"
     handlers = [DistributedDataParallelKwargs(find_unused_parameters=True)]
-    return Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=handlers).prepare_model(module)  # type: ignore[arg-type]
+    return Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=handlers).prepare_model(module)
 
 
 def anywhere(flag: Tensor) -> Tensor:
