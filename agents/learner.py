@@ -93,7 +93,7 @@ class Learner:
         parallelism has it, and controllers follow the first rank. Every rank must call it. Raises UserError on another word.
         """
         if statistics not in STATISTICS:
-            raise UserError(f"no statistics {statistics!r}; use one of {', '.join(STATISTICS)}")
+            raise UserError(f"statistics must be one of {', '.join(STATISTICS)}, got {statistics!r}")
         self._joint, self._distributed, self._sums_over_ranks = ranks.data_parallel(self._joint), True, statistics == "all"
 
     def loss(self, batch: Batch, samples: Samples | None = None) -> tuple[Tensor, dict[str, Tensor], TensorDictBase]:

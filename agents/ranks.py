@@ -116,14 +116,14 @@ def together() -> Iterator[None]:
         raise UserError(_from(rank, str(mistake))) from mistake
 
 
-def from_first(function: Callable[[], T]) -> T:
+def from_first(function: Callable[..., T], *arguments: Any) -> T:
     """What ``function`` returns on the first rank, which alone calls it; a UserError of its is raised on all."""
     if total() == 1:
-        return function()
+        return function(*arguments)
     outcome: Any = None
     if is_first():
         try:
-            outcome = (function(), None)
+            outcome = (function(*arguments), None)
         except UserError as error:
             outcome = (None, str(error))
     result, mistake = _from(0, outcome)

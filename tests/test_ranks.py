@@ -180,7 +180,7 @@ def test_a_process_by_itself_agrees_with_itself() -> None:
 
 
 def test_no_other_statistics_and_no_device_for_all() -> None:
-    with pytest.raises(UserError, match="no statistics 'some'; use one of all, rank"):
+    with pytest.raises(UserError, match="statistics must be one of all, rank, got 'some'"):
         made("ppo").distribute("some")
 
 
