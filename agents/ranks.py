@@ -7,7 +7,6 @@ Letters: R ranks.
 """
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -73,11 +72,12 @@ def data_parallel(module: nn.Module) -> nn.Module:
         return module
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    # the model rests in the later epochs of a batch; that it took part in the first one is no reason for a warning
-    warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
-    cpu = next(module.parameters()).device.type == "cpu"
+    device = next(module.parameters()).device
+    # The model rests in the later epochs of a batch, and a critic where nothing was decided. Where all take part torch warns of a needless
+    # search for those that rest; this one always does.
+    module.register_parameter("resting", nn.Parameter(torch.zeros((), device=device)))
     handlers = [DistributedDataParallelKwargs(find_unused_parameters=True)]
-    return Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=handlers).prepare_model(module)
+    return Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=handlers).prepare_model(module)
 
 
 def anywhere(flag: Tensor) -> Tensor:
