@@ -1,5 +1,6 @@
 """A world of CPU processes over gloo, for tests of what ranks do together."""
 
+import faulthandler
 import os
 import socket
 from collections.abc import Callable
@@ -24,6 +25,7 @@ def _process(rank: int, function: Callable[..., Any], folder: Path, total: int, 
     from agents import ranks
 
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(200, exit=True)  # a world that waits for ever says where
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": total, "LOCAL_WORLD_SIZE": total}
     os.environ |= {name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     with ranks.started("cpu") if started else nullcontext():
