@@ -167,7 +167,7 @@ class Learner:
         """
         loss.backward()
         parameters = (parameter for group in self.optimiser.param_groups for parameter in group["params"])
-        norm = nn.utils.clip_grad_norm_(parameters, self.clip)
+        norm = ranks.whole(nn.utils.clip_grad_norm_(parameters, self.clip))
         finite = loss.detach().isfinite() & norm.isfinite()
         skipped = torch.maximum(skipped, (~finite).float())
         if self._distributed:

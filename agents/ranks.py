@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 
 from segment_env.errors import UserError
 
@@ -78,6 +79,11 @@ def data_parallel(module: nn.Module) -> nn.Module:
     module.register_parameter("resting", nn.Parameter(torch.zeros((), device=device)))
     handlers = [DistributedDataParallelKwargs(find_unused_parameters=True)]
     return Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=handlers).prepare_model(module)
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor that is sharded over the ranks, put together; any other as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def anywhere(flag: Tensor) -> Tensor:
