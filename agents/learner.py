@@ -5,6 +5,7 @@ Letters: S sequences, B rows, T bytes.
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from agents import micro_batches as micro
 from agents import ranks
 from agents.agent import Agent
 from agents.totals import over_ranks, sum_over_ranks
+from models.block import Block
 from segment_env.batch import Batch, Samples
 from segment_env.errors import UserError
 from segment_env.unroll import Live, decide_again, unroll
@@ -69,14 +71,10 @@ class Learner:
         self.samples = Samples(agent.sample_counts(rows), agent.antithetic, device)
         self.parts = micro.parts(self.samples, micro_batches, device)
         self.clip, self.early_weight, self.precision, self.device = clip, early_weight, precision, torch.device(device)
-        parts = [(list(model.parameters()) if isinstance(model, nn.Module) else [], 1.0), *agent.groups()]
-        groups: list[dict[str, Any]] = [{"params": parameters, "lr": lr * scale} for parameters, scale in parts if parameters]
-        if not groups:
-            raise UserError("neither the scorer nor the agent has parameters: there is nothing to train")
-        first, second = betas
-        self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=(first, second), weight_decay=weight_decay, fused=True)
+        self._adamw = partial(torch.optim.AdamW, lr=lr, betas=(betas[0], betas[1]), weight_decay=weight_decay, fused=True)
+        self._factor = partial(_schedule, updates=updates, warmup=warmup, final=final)
+        self.optimiser, self.schedule = self._optimiser()
         self.skipped_in_a_row, self.most_skipped = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda n: _schedule(n, updates, warmup, final))
         self._joint: nn.Module = Joint(model, agent)
         self._distributed = self._sums_over_ranks = False
 
@@ -85,16 +83,40 @@ class Learner:
         """S: how many different sequences a batch needs."""
         return self.samples.num_sequences
 
-    def distribute(self, statistics: str = "all") -> None:
+    def _optimiser(self) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
+        """Fresh, of the parameters as they are now."""
+        parts = [(list(self.model.parameters()) if isinstance(self.model, nn.Module) else [], 1.0), *self.agent.groups()]
+        lr = self._adamw.keywords["lr"]
+        groups: list[dict[str, Any]] = [{"params": parameters, "lr": lr * scale} for parameters, scale in parts if parameters]
+        if not groups:
+            raise UserError("neither the scorer nor the agent has parameters: there is nothing to train")
+        optimiser = self._adamw(groups)
+        return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, self._factor)
+
+    def distribute(self, statistics: str = "all", shard: bool = False) -> None:
         """Learn with all ranks from now on, each from its own batches: gradients are means over ranks, parameters the first rank's.
 
         With ``statistics`` "all" every mean of a loss, of an advantage and of what controllers are told is one over the rows of
         all ranks, so that they learn what one process with all rows would; with "rank" over a rank's own rows, as plain data
-        parallelism has it, and controllers follow the first rank. Every rank must call it. Raises UserError on another word.
+        parallelism has it, and controllers follow the first rank. Every rank must call it, before the first update.
+
+        With ``shard`` each rank keeps a share of parameters, gradients and moments alone (FSDP2), block by block. What reads the
+        model must then be done on all ranks: the training program, whose first rank validates and writes, does not use it. Raises
+        UserError on another word, and on shards with micro-batches or with a loss of TorchRL.
         """
         if statistics not in STATISTICS:
             raise UserError(f"statistics must be one of {', '.join(STATISTICS)}, got {statistics!r}")
-        self._joint, self._distributed, self._sums_over_ranks = ranks.data_parallel(self._joint), True, statistics == "all"
+        self._distributed, self._sums_over_ranks = True, statistics == "all"
+        if not shard:
+            self._joint = ranks.data_parallel(self._joint)
+            return
+        if len(self.parts) > 1:
+            raise UserError("sharded parameters are put together for one pass: they go without micro-batches")
+        try:
+            ranks.shard(self._joint, [module for module in self._joint.modules() if isinstance(module, Block)])
+        except TypeError as error:  # TorchRL's losses list their parameters in a way of their own
+            raise UserError(f"the parameters of {type(self.agent).__name__} cannot be sharded: {error}") from error
+        self.optimiser, self.schedule = self._optimiser()  # the parameters are others now
 
     def loss(self, batch: Batch, samples: Samples | None = None) -> tuple[Tensor, dict[str, Tensor], TensorDictBase]:
         """Unroll ``batch`` of S sequences: -> the joint loss with its graph, metrics (detached scalars, in nats), and the rollout.

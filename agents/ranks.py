@@ -7,14 +7,13 @@ Letters: R ranks.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
 
 from segment_env.errors import UserError
 
@@ -81,9 +80,22 @@ def data_parallel(module: nn.Module) -> nn.Module:
     return Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=handlers).prepare_model(module)
 
 
+def shard(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Share the parameters of ``module`` out to all ranks, in place: those of each block are put together when it is called.
+
+    By torch itself: accelerate's FSDP2 wants a plugin for the whole process and an optimiser of its own making.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # slow to import, and wanted by few
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(next(module.parameters()).device.type, (total(),))
+    for each in (*blocks, module):
+        fully_shard(each, mesh=mesh)
+
+
 def whole(value: Tensor) -> Tensor:
     """A tensor that is sharded over the ranks, put together; any other as it is."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def anywhere(flag: Tensor) -> Tensor:

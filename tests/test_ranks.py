@@ -109,8 +109,29 @@ def _refuse(text: str):
     raise UserError(text)
 
 
+def learn_sharded(name: str):
+    """FSDP2: each rank holds a part of every parameter, and all of them put together are what is compared."""
+    learner = made(name, ROWS // 2)
+    learner.distribute(shard=True)
+    held = sum(parameter.to_local().numel() for parameter in learner.model.parameters())
+    for n in range(UPDATES):
+        learner.update(batch(learner, n, ranks.index(), 2))
+    parts = {"model": learner.model, "agent": learner.agent}
+    found = {f"{part}.{key}": value for part, module in parts.items() for key, value in module.state_dict().items()}
+    return {key: ranks.whole(value).detach().clone() for key, value in found.items()}, held
+
+
+def not_sharded():
+    try:
+        made("ppo", ROWS // 2).distribute(shard=True)
+    except UserError as error:
+        return str(error)
+
+
 def world():
     return {
+        "not sharded": not_sharded(),
+        "sharded": {name: learn_sharded(name) for name in ("paper", "leave_one_out")},
         "learned": learn_all(),
         "apart": learn_apart(),
         "skipped": skip(),
@@ -136,6 +157,21 @@ def test_two_ranks_with_half_of_the_rows_learn_what_one_does_with_all(name: str,
         assert far(learned, expected) < 1e-10 < 1e-3 < far(expected, start)
         for key in metrics.keys() & {"nll", "early_nll", "rate", "rate_uncapped", "grad_norm", "g_rms", "price", "baseline_explained"}:
             torch.testing.assert_close(logged[key].double(), metrics[key].double(), rtol=1e-6, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("name", ["paper", "leave_one_out"])
+def test_sharded_parameters_learn_what_whole_ones_do(name: str, two) -> None:
+    expected, _ = learn(name)
+    total = sum(parameter.numel() for parameter in made(name).model.parameters())
+    for rank in two:
+        learned, held = rank["sharded"][name]
+        assert far(learned, expected) < 1e-10 and 0.4 < held / total < 0.6
+        assert rank["not sharded"].startswith("the parameters of LossModuleAgent cannot be sharded")
+
+
+def test_shards_go_without_micro_batches() -> None:
+    with pytest.raises(UserError, match="they go without micro-batches"):
+        made("ppo", micro_batches=2).distribute(shard=True)
 
 
 def test_statistics_of_a_rank_are_another_algorithm_on_which_ranks_agree(two) -> None:
