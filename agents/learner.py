@@ -71,7 +71,8 @@ class Learner:
         self.samples = Samples(agent.sample_counts(rows), agent.antithetic, device)
         self.parts = micro.parts(self.samples, micro_batches, device)
         self.clip, self.early_weight, self.precision, self.device = clip, early_weight, precision, torch.device(device)
-        self._adamw = partial(torch.optim.AdamW, lr=lr, betas=(betas[0], betas[1]), weight_decay=weight_decay, fused=True)
+        first, second = betas
+        self._adamw = partial(torch.optim.AdamW, lr=lr, betas=(first, second), weight_decay=weight_decay, fused=True)
         self._factor = partial(_schedule, updates=updates, warmup=warmup, final=final)
         self.optimiser, self.schedule = self._optimiser()
         self.skipped_in_a_row, self.most_skipped = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
