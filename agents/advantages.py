@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from agents import returns
+from agents.totals import sum_of_others, sum_over_ranks
 
 Step = Callable[[Tensor, TensorDictBase], Tensor]
 Steps = Sequence[Step] | Mapping[str, Step | None]  #: in their order; names are for configurations, and None is a step left out
@@ -104,14 +105,16 @@ def subtract_baseline(values: Tensor, rollout: TensorDictBase) -> Tensor:
 
 
 def batch_relative(values: Tensor, rollout: TensorDictBase, own_sample: bool = True) -> Tensor:
-    """Subtract the mean over the rows that are valid at the same index t.
+    """Subtract the mean over the rows of all ranks that are valid at the same index t.
 
     With ``own_sample`` the mean holds the row itself, as in the paper: the expected gradient shrinks to (n-1)/n of itself for n
     valid rows of different sequences, and to 0 for n = 1. Without, it is the mean over the other *sequences'* rows (0 where there
     are none), and costs no bias, also before or after :func:`leave_one_out`.
     """
     mates = torch.ones_like(_same_sequence(rollout, values.dtype)) if own_sample else 1 - _same_sequence(rollout, values.dtype)
-    return values - _mean_over(mates, values, rollout["valid"])
+    there = torch.where(rollout["valid"], values, 0.0), rollout["valid"].to(values.dtype)
+    elsewhere = sum_of_others(*(each.sum(0) for each in there))
+    return values - _mean_over(mates, values, rollout["valid"], *elsewhere)
 
 
 def leave_one_out(values: Tensor, rollout: TensorDictBase) -> Tensor:
@@ -137,12 +140,12 @@ def group_relative(values: Tensor, rollout: TensorDictBase, divide: bool = False
 
 
 def normalise(values: Tensor, rollout: TensorDictBase, epsilon: float = 1e-8) -> Tensor:
-    """Divide by the standard deviation over all choices of the batch. Biased: the deviation holds the row's own actions."""
+    """Divide by the standard deviation over all choices of all ranks. Biased: the deviation holds the row's own actions."""
     chosen = rollout["is_choice"].to(values.dtype)
-    count = chosen.sum().clamp(min=1)
-    mean = (values * chosen).sum() / count
-    deviation = ((values - mean).square() * chosen).sum().div(count).sqrt()
-    return values / (deviation + epsilon)
+    total, count = sum_over_ranks((values * chosen).sum(), chosen.sum())
+    mean = total / count.clamp(min=1)
+    (squares,) = sum_over_ranks(((values - mean).square() * chosen).sum())
+    return values / (squares.div(count.clamp(min=1)).sqrt() + epsilon)
 
 
 def _same_sequence(rollout: TensorDictBase, dtype: torch.dtype) -> Tensor:
@@ -151,6 +154,9 @@ def _same_sequence(rollout: TensorDictBase, dtype: torch.dtype) -> Tensor:
     return (sequence[:, None] == sequence).to(dtype)
 
 
-def _mean_over(mates: Tensor, values: Tensor, valid: Tensor) -> Tensor:
-    """out[b, t] = mean of values[c, t] over the valid rows c with mates[b, c] = 1; 0 where there is none."""
-    return (mates @ values) / (mates @ valid.to(values.dtype)).clamp(min=1)
+def _mean_over(mates: Tensor, values: Tensor, valid: Tensor, more: Tensor | float = 0.0, count: Tensor | float = 0.0) -> Tensor:
+    """out[b, t] = mean of values[c, t] over the valid rows c with mates[b, c] = 1, and over ``count`` [T] others that sum to ``more``.
+
+    0 where there is none.
+    """
+    return (mates @ values + more) / (mates @ valid.to(values.dtype) + count).clamp(min=1)

@@ -29,6 +29,7 @@ from agents.estimators import disarm, policy_loss, score_function
 from agents.gradient_figures import policy_signal
 from agents.hindsight import Hindsight
 from agents.rates import Free, mean_over
+from agents.totals import sum_over_ranks
 from segment_env.errors import UserError
 from segment_env.masking import mask_invalid
 from segment_env.scorer import Policy, uncapped
@@ -195,7 +196,8 @@ class Reinforce(Agent):
             raise UserError(f"{type(self.policy).__name__} has no logits to learn: use the agent Given for it")
         choice = rollout["is_choice"]
         g = self.direction(rollout)
-        learn = policy_loss(g, live.logits, choice.sum().clamp(min=1))
+        (choices,) = sum_over_ranks(choice.sum())
+        learn = policy_loss(g, live.logits, choices.clamp(min=1))
         hold = self.rate(live.logits, choice, self.soft_cap)
         metrics = {"rate_uncapped": rate_uncapped(rollout, self.soft_cap), "g_rms": mean_over(g.square(), choice).sqrt()}
         metrics |= policy_signal(g, live.logits, choice, rollout["sequence"][:, 0], self.policy)

@@ -6,6 +6,7 @@ A checkpoint is a folder ``checkpoints/UPDATE`` of a run:
     optimiser.safetensors                     its moments
     log.safetensors                           metrics of the updates that no line of metrics.jsonl holds yet
     random.json                               states of the global random generators
+    rank1.json, ...                           of every further rank: its position in the data, and its random generators' states
     config.json                               size and pooling of a byte U-Net: the folder is one for ``ByteUNet.from_pretrained``
     state.json                                the rest, see :class:`State`
     manifest.json                             SHA-256 of all of the above, written last
@@ -21,6 +22,7 @@ import math
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from agents import config, durable, random_states
+from agents import config, durable, random_states, ranks
 from agents.learner import Learner
 from models import ByteUNet
 from segment_env.batch import Batches
 from segment_env.errors import UserError, one_line
 
 FOLDER, FORMAT = "checkpoints", 1
+Place = tuple[dict[str, Any], dict[str, Any]]  #: of a rank: the position in the data, and the states of the random generators
 _MANIFEST = "manifest.json"
 _FILES = ("model.safetensors", "agent.safetensors", "optimiser.safetensors", "log.safetensors", "random.json", "state.json")
 
@@ -49,21 +52,21 @@ class State:
     seconds: float = 0.0  #: of training, over all its processes
     skipped_in_a_row: int = 0  #: updates up to this one, as they were not finite
     validation_bits_per_byte: float | None = None  #: where this very update was validated
-    data: dict[str, Any] = field(default_factory=dict)  #: the position in the data, as :meth:`save` finds it
+    data: dict[str, Any] = field(default_factory=dict)  #: the first rank's position in the data, as :func:`save` is told it
     log: list[dict[str, Tensor]] = field(default_factory=list)  #: metrics of updates that are not written yet
 
 
-def save(run: Path, learner: Learner, state: State, data: Batches, keep: int = 1) -> Path:
+def save(run: Path, learner: Learner, state: State, places: Sequence[Place], keep: int = 1) -> Path:
     """Write the checkpoint of ``state.update``, then remove others but the newest ``keep`` and the best: -> its folder.
 
-    Raises UserError where it cannot be written; what was there before stays.
+    ``places`` are those of all ranks, in their order. Raises UserError where it cannot be written; what was there before stays.
     """
     folder = run / FOLDER / f"{state.update:08d}"
     beside = folder.with_suffix(".partial")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        _write(beside, learner, replace(state, data=data.state_dict()))
+        _write(beside, learner, state, places)
         durable.sync(beside)
         _discard(folder)
         beside.replace(folder)
@@ -95,7 +98,7 @@ def find(path: Path, best: bool = False) -> Path | None:
     damaged: list[str] = []
     for folder in reversed(every(run)):
         if not (damage := damage_of(folder)):
-            if damaged:
+            if damaged and ranks.is_first():
                 print(f"segment-env: checkpoint {' and '.join(damaged)}: the one before, '{folder.name}', is taken", file=sys.stderr)
             return folder
         damaged.append(f"'{folder}' is damaged ({damage})")
@@ -135,7 +138,9 @@ def load(folder: Path, model: nn.Module, agent: nn.Module) -> None:
 def restore(folder: Path, learner: Learner, data: Batches, settings: dict[str, Any]) -> State:
     """Put a whole checkpoint into a learner, the data and the random generators: -> its state.
 
-    Raises UserError where ``settings`` are not those of the run, with the keys that differ, and where a file is damaged.
+    Of several ranks each takes its own place. One that the checkpoint knows no place of takes the first one's in the data, which
+    refuse it where it means nothing there, and its random generators begin anew. Raises UserError where ``settings`` are not those
+    of the run, with the keys that differ, and where a file is damaged.
     """
     try:
         log = _unflatten(_read(folder / "log.safetensors"))
@@ -143,10 +148,14 @@ def restore(folder: Path, learner: Learner, data: Batches, settings: dict[str, A
         if differing := config.differences(state.config, settings):
             raise UserError(f"run '{run_of(folder)}' goes on as it was begun, but the configuration is another one now: {differing}")
         load(folder, *_parts(learner).values())
-        data.load_state_dict(state.data)
+        place, random = _place(folder, state)
+        data.load_state_dict(place)
         _restore_optimiser(learner, _unflatten(_read(folder / "optimiser.safetensors")), state.update)
         learner.skipped_in_a_row.fill_(state.skipped_in_a_row)
-        random_states.restore(json.loads((folder / "random.json").read_bytes()))
+        if random is None:
+            random_states.seed(settings["seed"] + ranks.index())
+        else:
+            random_states.restore(random)
     except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -184,7 +193,7 @@ def damage_of(folder: Path) -> str | None:
         return f"{_MANIFEST} cannot be read"
 
 
-def _write(folder: Path, learner: Learner, state: State) -> None:
+def _write(folder: Path, learner: Learner, state: State, places: Sequence[Place]) -> None:
     for name, part in _parts(learner).items():
         _save_tensors(part.state_dict(), folder / f"{name}.safetensors")
     moments = learner.optimiser.state_dict()["state"]
@@ -192,7 +201,11 @@ def _write(folder: Path, learner: Learner, state: State) -> None:
     _save_tensors(_flatten(dict(enumerate(state.log))), folder / "log.safetensors")
     if isinstance(learner.model, ByteUNet):
         (folder / "config.json").write_text(json.dumps(learner.model.config))
-    (folder / "random.json").write_text(json.dumps(random_states.states()))
+    (data, random), *others = places
+    (folder / "random.json").write_text(json.dumps(random))
+    for rank, (position, drawn) in enumerate(others, 1):
+        (folder / f"rank{rank}.json").write_text(json.dumps({"data": position, "random": drawn}))
+    state = replace(state, data=data)
     (folder / "state.json").write_text(json.dumps({key: value for key, value in vars(state).items() if key != "log"}))
     names = sorted(file.name for file in folder.iterdir())
     for name in names:
@@ -235,6 +248,16 @@ def _field(folder: Path, name: str) -> Any:
         return json.loads((folder / "state.json").read_bytes())[name]
     except (OSError, ValueError, KeyError, TypeError):
         return None  # damaged
+
+
+def _place(folder: Path, state: State) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """This rank's, as far as the checkpoint has one."""
+    if ranks.index() == 0:
+        return state.data, json.loads((folder / "random.json").read_bytes())
+    if not (own := folder / f"rank{ranks.index()}.json").exists():
+        return state.data, None
+    place = json.loads(own.read_bytes())
+    return place["data"], place["random"]
 
 
 def _restore_optimiser(learner: Learner, state: dict[int, dict[str, Tensor]], update: int) -> None:

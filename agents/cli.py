@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         return options.command(options) or 0
     except UserError as error:
-        print(f"segment-env: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # ranks that torchrun started fail alike, and one of them speaks
+            print(f"segment-env: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("segment-env: interrupted", file=sys.stderr)
@@ -135,7 +137,7 @@ def _positive(text: str) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from agents import checkpoint, config, training  # here, so that --help does not wait for torch
+    from agents import checkpoint, config, ranks, training  # here, so that --help does not wait for torch
     from agents.interruption import Interruption
 
     if options.dry_run:
@@ -145,17 +147,24 @@ def _train(options: argparse.Namespace) -> int:
         folder = checkpoint.run_of(options.resume)
         found = checkpoint.find(options.resume)
         settings = _as_begun(options, config.read(folder / "config.yaml"))
-        run = training.Run(settings)
     else:
         settings = config.load(options.overrides)
-        run = training.Run(settings)
-        run.rehearse()  # mistakes first: nothing is written for a configuration that cannot train
-        folder = training.begin(settings, options.run, shlex.join(["segment-env", "train", *options.overrides]))
-    before = run.sentence()
-    with Interruption() as interruption:
-        learner = training.train(run, folder, found, stop=lambda: interruption.caught is not None)
-    if caught := interruption.caught:
-        done = f"stopped by {caught.name} after update {learner.schedule.last_epoch} of {run.updates}"
+    with ranks.started(settings.get("train", {}).get("device", "auto")):
+        with ranks.together():
+            run = training.Run(settings)
+            if not options.resume:
+                run.rehearse()  # mistakes first: nothing is written for a configuration that cannot train
+        if not options.resume:
+            command = shlex.join(["segment-env", "train", *options.overrides])
+            folder = ranks.from_first(training.begin, settings, options.run, command)
+        before = run.sentence()
+        with Interruption(patient=ranks.total() > 1) as interruption:
+            learner = training.train(run, folder, found, stop=lambda: interruption.caught is not None)
+        caught = ranks.highest(interruption.caught or 0)
+    if not ranks.is_first():
+        return 128 + caught if caught else 0
+    if caught:
+        done = f"stopped by {signal.Signals(caught).name} after update {learner.schedule.last_epoch} of {run.updates}"
         print(f"segment-env: {done}; go on with: segment-env train --resume {shlex.quote(str(folder))}", file=sys.stderr)
         return 128 + caught
     print(_ending(run))

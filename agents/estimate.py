@@ -149,7 +149,7 @@ def _operations(run: Run, trial: Trial) -> list[str]:
 
 def _memory(run: Run, trial: Trial) -> list[str]:
     size = sum(parameter.nbytes for parameter in _parameters(run.model, run.agent))
-    kept = trial.kept * run.train["rows"] * run.length + trial.kept_once
+    kept = trial.kept * run.train["rows"] * run.length / run.train.get("micro_batches", 1) + trial.kept_once
     return [
         f"parameters {_si(size)}B + gradients {_si(size)}B + moments {_si(2 * size)}B + activations {_si(kept)}B = {_si(4 * size + kept)}B",
         f"activations: counted in losses of {trial.rows} x {trial.length} bytes and of half of that, extended by bytes; what is held only",

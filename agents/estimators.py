@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from agents.advantages import Step, advantage
+from agents.totals import sum_over_ranks
 from segment_env.errors import UserError
 
 
@@ -69,5 +70,6 @@ def _score(rollout: TensorDictBase) -> Tensor:
 
 
 def policy_loss(g: Tensor, logits: Tensor, denominator: Tensor | float) -> Tensor:
-    """The scalar whose gradient in ``logits`` [B, T] is g / denominator; its value means nothing."""
-    return (g.detach() * logits).sum() / denominator
+    """The scalar whose gradient in ``logits`` [B, T] is g / denominator; its value means nothing. Its sum is one over all ranks."""
+    (total,) = sum_over_ranks((g.detach() * logits).sum())
+    return total / denominator

@@ -11,11 +11,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruption:
     """A context in which the first signal is only noted, in ``caught``; from then on signals do what they did before.
 
-    A signal that is ignored stays ignored, as under ``nohup``; outside the main thread, which alone may handle signals, nothing is
-    changed.
+    With ``patient`` further ones change nothing: ``torchrun`` passes on what a terminal has sent to all already. A signal that is
+    ignored stays ignored, as under ``nohup``; outside the main thread, which alone may handle signals, nothing is changed.
     """
 
-    def __init__(self):
+    def __init__(self, patient: bool = False):
+        self.patient = patient
         self.caught: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -31,8 +32,9 @@ class Interruption:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.caught = signal.Signals(number)
-        self._restore()
+        self.caught = self.caught or signal.Signals(number)
+        if not self.patient:
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

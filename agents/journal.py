@@ -1,4 +1,8 @@
-"""What a run says of itself while it trains: ``metrics.jsonl``, the progress bar and W&B. Its updates only ever increase."""
+"""What a run says of itself while it trains: ``metrics.jsonl``, the progress bar and W&B. Its updates only ever increase.
+
+Of several ranks the first one keeps it. Losses, rates and norms are those of all ranks, unless ``train.statistics`` is "rank"; what
+else an agent reports is of the first rank's rows.
+"""
 
 import json
 import math
@@ -27,7 +31,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, state: State, updates: int, progress: bool, device: torch.device | str = "cpu"):
-        self.path, self.settings = folder / "metrics.jsonl", state.config
+        self.folder, self.path, self.settings = folder, folder / "metrics.jsonl", state.config
         self.pending = [{key: value.to(device) for key, value in metrics.items()} for metrics in state.log]
         self.began = time.monotonic() - state.seconds
         try:

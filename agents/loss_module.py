@@ -22,6 +22,7 @@ from agents.critics import Critic
 from agents.estimators import score_function
 from agents.gradient_figures import policy_signal
 from agents.rates import Free
+from agents.totals import mean_over_ranks
 from segment_env.actor import Start, replayed_logits
 from segment_env.errors import UserError
 from segment_env.scorer import Policy
@@ -95,16 +96,15 @@ class LossModuleAgent(Agent):
         choice = rollout["is_choice"]
         new = {"new_logits": logits} if self.critic is None else {"new_logits": logits, "new_value": self.critic(rollout)}
         decisions = _choices({key: rollout[key] for key in _STORED if key in rollout} | new, choice)
-        if not len(decisions):  # nothing was decided, and a mean of nothing is no number
-            return 0 * logits.sum(), {}
-        result = self.objective(decisions)
+        result = self.objective(decisions) if len(decisions) else {}  # where nothing was decided a mean is no number
         losses = [value.sum() for key, value in result.items() if key.startswith("loss_")]
+        learn = mean_over_ranks(sum(losses, 0 * logits.sum()), len(decisions))
         metrics = {key: value.detach().float().mean() for key, value in result.items() if not key.startswith("loss_")}
         metrics["rate_uncapped"] = rate_uncapped(rollout, self.soft_cap)
         if live is not None:
             g = score_function(rollout, [_prepared])
             metrics |= policy_signal(g, logits, choice, rollout["sequence"][:, 0], self.policy)
-        return self.policy_weight * sum(losses) + self.rate_weight * self.rate(logits, choice, self.soft_cap), metrics
+        return self.policy_weight * learn + self.rate_weight * self.rate(logits, choice, self.soft_cap), metrics
 
 
 def _prepared(values: Tensor, rollout: TensorDictBase) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy
 import torch
 
+from agents import ranks
+
 
 def seed(value: int) -> None:
     """Seed the generators of Python, NumPy and torch."""
@@ -26,7 +28,7 @@ def states() -> dict[str, Any]:
         "python": [version, list(words), gauss],
         "numpy": [name, keys.tolist(), *rest],
         "torch": _hex(torch.get_rng_state()),
-        "cuda": [_hex(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "cuda": [_hex(torch.cuda.get_rng_state(device)) for device in _gpus()],
     }
 
 
@@ -39,8 +41,15 @@ def restore(saved: dict[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     numpy.random.set_state(tuple(saved["numpy"]))
     torch.set_rng_state(_tensor(saved["torch"]))
-    for index, state in enumerate(saved["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(_tensor(state), index)
+    for device, state in zip(_gpus(), saved["cuda"], strict=False):
+        torch.cuda.set_rng_state(_tensor(state), device)
+
+
+def _gpus() -> list[int]:
+    """All that are here, but of several ranks each one's own: a rank must not touch the others'."""
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.current_device()] if ranks.total() > 1 else list(range(torch.cuda.device_count()))
 
 
 def _hex(state: torch.Tensor) -> str:

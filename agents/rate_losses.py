@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agents.rates import mean_over, ratio
+from agents.totals import sum_over_ranks
 from segment_env.errors import UserError, check_rate
 
 
@@ -33,7 +34,8 @@ def binomial_prior(gate: Tensor, starts: Tensor, is_choice: Tensor, target: floa
     check_rate(target, "the target rate")
     k, n = _counts(gate, starts, is_choice)
     log_p = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1) + k * math.log(target) + (n - k) * math.log1p(-target)
-    return (-log_p.sum() / n.sum().clamp(min=1)).to(gate.dtype)
+    log_p, n = sum_over_ranks(log_p.sum(), n.sum())
+    return (-log_p / n.clamp(min=1)).to(gate.dtype)
 
 
 def hinge_band(gate: Tensor, starts: Tensor, is_choice: Tensor, target: float, width: float) -> Tensor:

@@ -9,13 +9,15 @@ Letters: B rows, T bytes.
 import torch
 from torch import Tensor, nn
 
+from agents.totals import sum_over_ranks
 from segment_env.errors import UserError, check_rate
 from segment_env.scorer import uncapped
 
 
 def mean_over(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``values`` where ``mask`` is True, 0 where it nowhere is."""
-    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+    """Mean of ``values`` where ``mask`` is True, over all ranks (see ``agents.totals``); 0 where it nowhere is."""
+    total, count = sum_over_ranks(torch.where(mask, values, 0.0).sum(), mask.sum())
+    return total / count.clamp(min=1)
 
 
 def ratio(f: Tensor, g: Tensor, target: float) -> Tensor:

@@ -11,7 +11,7 @@ import copy
 import math
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from agents import checkpoint, config, durable, random_states
+from agents import checkpoint, config, durable, micro_batches, random_states, ranks
 from agents.agent import Agent
 from agents.calibration import offset_for, shifted_logits
 from agents.data import MAX_SEED, Source, batches, held_out, train_stream, training_bytes
 from agents.evaluation import evaluate
 from agents.journal import Journal, check_wandb
-from agents.learner import Learner
+from agents.learner import STATISTICS, Learner
 from agents.rules import Rule
 from agents.segmenting import segment, shown
 from models import ByteUNet
@@ -79,14 +79,17 @@ class Run:
         return any(True for part in (self.model, self.agent) for _ in part.parameters())
 
     def learner(self) -> Learner:
-        """The learner of this configuration, fresh."""
-        optimiser = self.train["optimiser"]
+        """The learner of this configuration, fresh, of this rank's share of the rows. Raises UserError where they have no such share."""
+        optimiser, rows, parts = self.train["optimiser"], self.train["rows"], self.train.get("micro_batches", 1)
+        if rows % ranks.total():
+            raise UserError(f"train.rows={rows} do not divide over {ranks.total()} ranks: choose a multiple of {ranks.total()}")
         with refused("train.optimiser does not fit", TypeError, ValueError):
-            return Learner(self.model, self.agent, self.train["rows"], self.updates, **optimiser, device=self.device)
+            own = rows // ranks.total()
+            return Learner(self.model, self.agent, own, self.updates, **optimiser, micro_batches=parts, device=self.device)
 
     def batches(self, learner: Learner) -> Batches:
-        """The batches to train on, from the first one on."""
-        return batches(self.source, learner.num_sequences, self.length, self.settings["seed"])
+        """This rank's batches to train on, from the first one on."""
+        return batches(self.source, learner.num_sequences, self.length, self.settings["seed"], ranks.index(), ranks.total())
 
     def calibrate(self) -> None:
         """Fit a rule's threshold, if it has one, to validation bytes and the model as it is now."""
@@ -96,7 +99,7 @@ class Run:
 
     @torch.no_grad()
     def rehearse(self) -> None:
-        """Play the first batch, compiled if that is asked for, and reach for the held-out ones.
+        """Play the first micro-batch, compiled if that is asked for, and reach for the held-out ones.
 
         Raises UserError on a mistake that shows only then.
         """
@@ -105,8 +108,9 @@ class Run:
         self.agent.eval()  # a controller keeps nothing of it
         before = copy.deepcopy(self.agent.state_dict())  # and a loss that adapts itself is set back
         with refused("the configuration cannot be trained", ValueError, TypeError, KeyError, RuntimeError, NotImplementedError):
+            first, *_ = learner.parts
             with torch.set_grad_enabled(bool(self.train.get("compile"))):
-                learner.loss(next(self.batches(learner)))
+                learner.loss(micro_batches.of(next(self.batches(learner)), first), first.samples)
             for split in SPLITS[1:]:
                 next(held_out(self.source, split, self.length, 1))
         self.agent.load_state_dict(before)
@@ -198,44 +202,68 @@ def train(
 ) -> Learner:
     """Train ``run``, writing to ``folder``, to the end of its budget, or until ``stop`` says so after an update: -> its learner.
 
-    With ``resume``, a checkpoint of the folder, it goes on from there. Raises UserError where the folder cannot be written, and where
+    With ``resume``, a checkpoint of the folder, it goes on from there. Several ranks train as one, each calling this: the first alone
+    validates and writes, and all stop where one of them is to. Raises UserError where the folder cannot be written, and where
     ``train.max_skipped`` updates in a row were skipped as they were not finite.
     """
-    learner = run.learner()
-    data = run.batches(learner)
-    if resume:
-        state = checkpoint.restore(resume, learner, data, run.settings)
-    else:
-        state = checkpoint.State(0, run.settings)
-        random_states.seed(run.settings["seed"])
-    checkpoint.forget_after(folder, state.update)
-    with Journal(folder, state, run.updates, progress, run.device) as journal:
+    with ranks.together():
+        learner = run.learner()
+        data = run.batches(learner)
+        if resume:
+            state = checkpoint.restore(resume, learner, data, run.settings)
+        else:
+            state = checkpoint.State(0, run.settings)
+            random_states.seed(run.settings["seed"] + ranks.index())
+    learner.distribute(run.train.get("statistics", "all"))
+    ranks.from_first(checkpoint.forget_after, folder, state.update)
+    with ranks.together():
+        opened = Journal(folder, state, run.updates, progress, run.device) if ranks.is_first() else nullcontext()
+    with opened as journal:
         for update in range(state.update + 1, run.updates + 1):
-            journal.add(learner.update(next(data)))
+            with ranks.together():
+                batch = next(data)
+            metrics = learner.update(batch)
+            if journal:
+                journal.add(metrics)
             last, better = update == run.updates, False
             state = replace(state, update=update, validation_bits_per_byte=None)
             if update % run.train["log_every"] == 0 or last:
                 _check_finite(run, folder, learner, update)
-                journal.write(run.counts(update) | journal.means())
+                ranks.from_first(_log, run, journal, update)
             validates = _every(update, run.train["validations"], run.updates)
             if validates or last or update & (update - 1) == 0:  # a young model changes most in its first updates
                 run.calibrate()
             if validates:
-                figures = run.evaluate("validation", run.train["validation_bytes"])
-                journal.write(run.counts(update) | {f"validation_{key}": value for key, value in figures.items()})
-                if math.isfinite(bits := figures["bits_per_byte"]):
-                    state.validation_bits_per_byte, better = bits, bits < checkpoint.lowest_bits_per_byte(folder)
-            stopped = stop()
+                state.validation_bits_per_byte, better = ranks.from_first(_validate, run, journal, update)
+            stopped = ranks.highest(stop()) > 0
             if update % run.train["checkpoint_every"] == 0 or last or stopped or better:
                 _check_finite(run, folder, learner, update)
                 state.skipped_in_a_row = int(learner.skipped_in_a_row)
                 if last or stopped or not state.skipped_in_a_row:  # what a run may fall back on ends with an update that was made
-                    journal.sync()
-                    state.seconds, state.log = journal.seconds, journal.pending
-                    checkpoint.save(folder, learner, state, data, run.train["keep"])
+                    places = ranks.gather((data.state_dict(), random_states.states()))
+                    ranks.from_first(_save, run, journal, learner, state, places)
             if stopped:
                 break
     return learner
+
+
+def _log(run: Run, journal: Journal, update: int) -> None:
+    journal.write(run.counts(update) | journal.means())
+
+
+def _validate(run: Run, journal: Journal, update: int) -> tuple[float | None, bool]:
+    """-> bits per byte, where they are a number, and whether they were never lower."""
+    figures = run.evaluate("validation", run.train["validation_bytes"])
+    journal.write(run.counts(update) | {f"validation_{key}": value for key, value in figures.items()})
+    if not math.isfinite(bits := figures["bits_per_byte"]):
+        return None, False
+    return bits, bits < checkpoint.lowest_bits_per_byte(journal.folder)
+
+
+def _save(run: Run, journal: Journal, learner: Learner, state: checkpoint.State, places: list[checkpoint.Place]) -> None:
+    journal.sync()
+    state = replace(state, seconds=journal.seconds, log=journal.pending)
+    checkpoint.save(journal.folder, learner, state, places, run.train["keep"])
 
 
 def _check_finite(run: Run, folder: Path, learner: Learner, update: int) -> None:
@@ -307,5 +335,7 @@ def _check(settings: dict[str, Any]) -> None:
         raise UserError(f"seed must be a whole number from 0 to {MAX_SEED}, got {settings['seed']!r}")
     if type(compiled := settings["train"].get("compile", False)) is not bool:
         raise UserError(f"train.compile must be true or false, got {compiled!r}")
+    if (statistics := settings["train"].get("statistics", "all")) not in STATISTICS:
+        raise UserError(f"train.statistics must be one of {', '.join(STATISTICS)}, got {statistics!r}")
     if settings["train"].get("wandb") not in WANDB_MODES:
         raise UserError(f"train.wandb must be one of null, offline, online, got {settings['train']['wandb']!r}")

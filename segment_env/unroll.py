@@ -72,6 +72,31 @@ def unroll(
     return _rollout(live, rows, x, valid, starts, noise, batch, samples, policy.n_past, price), live
 
 
+def decide_again(
+    scorer: Scorer,
+    policy: Policy,
+    batch: Batch,
+    samples: Samples,
+    actions: Tensor,
+    *,
+    soft_cap: float | None = None,
+    encoder_grad: bool = False,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Logits and gate [B, T] of :func:`unroll` under its ``actions`` once more, with their graph: one encoding, and no decoder.
+
+    With ``encoder_grad`` the graph reaches the encoder, else the policy alone.
+    """
+    x, valid = samples.expand(batch.bytes), samples.expand(batch.valid)
+    choice = is_choice(valid)
+    with torch.set_grad_enabled(encoder_grad and torch.is_grad_enabled()):
+        h = scorer.encode(batch.bytes)
+    read = samples.expand(scorer.early_log_p(h[:, :-1]).detach()) if policy.reads_early_log_p else None
+    noise, replayed = samples.noise(batch, x.shape[1] + 1), effective(actions, choice, valid)
+    decision = decide(policy, samples.expand(h)[:, :-1], x, noise[:, :-1], read, valid, soft_cap, replayed)
+    logits = None if decision.logits is None else _masked(decision.logits, choice)
+    return logits, None if decision.gate is None else effective_gate(decision.gate, choice, valid)
+
+
 def _check_sizes(batch: Batch, samples: Samples, actions: Tensor | None) -> None:
     sequences, length = batch.bytes.shape
     if samples.num_sequences != sequences:

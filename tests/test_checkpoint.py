@@ -81,7 +81,8 @@ def names(run: Path) -> list[int]:
 
 
 def save(run: Path, learner: Learner, update: int, held_out: float | None = None, keep: int = 3, **rest) -> Path:
-    return checkpoint.save(run, learner, State(update, SETTINGS, validation_bits_per_byte=held_out, **rest), data(update), keep)
+    state, place = State(update, SETTINGS, validation_bits_per_byte=held_out, **rest), (data(update).state_dict(), random_states.states())
+    return checkpoint.save(run, learner, state, [place], keep)
 
 
 # --- what a checkpoint holds ---

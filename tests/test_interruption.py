@@ -58,3 +58,11 @@ def test_another_thread_changes_nothing() -> None:
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_patience_stays_with_the_first_signal() -> None:
+    with Interruption(patient=True) as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.caught is signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -21,12 +21,13 @@ LAYERS = [
     ["models.*"],
     ["models"],
     # agents: pure functions, modules, programs
-    ["agents.returns", "agents.advantages", "agents.estimators", "agents.statistics"],
+    ["agents.totals", "agents.returns", "agents.advantages", "agents.estimators", "agents.statistics"],
     ["agents.sampling", "agents.policies", "agents.rules", "agents.rates", "agents.critics", "agents.hindsight", "agents.losses"],
     ["agents.text_rules", "agents.bpe", "agents.entropy", "agents.truth", "agents.routing", "agents.gumbel", "agents.rate_losses"],
     [
         *["agents.config", "agents.agent", "agents.loss_module", "agents.data", "agents.learner", "agents.training"],
         *["agents.checkpoint", "agents.durable", "agents.random_states", "agents.journal", "agents.interruption"],
+        *["agents.micro_batches", "agents.ranks"],
         *[
             "agents.straight_through",
             "agents.calibration",
