@@ -35,7 +35,8 @@ def policy_signal(g: Tensor, logits: Tensor, choice: Tensor, sequence: Tensor, p
     which that ratio does not see.
 
     Args: the estimator's ``g`` [B, T]; the live ``logits`` [B, T], whose graph is kept; ``choice`` [B, T] bool; ``sequence`` [B] int64,
-    equal for the adjacent rows of a sequence. Nothing where nothing is to be learned: no parameters, or no graph.
+    equal for the adjacent rows of a sequence. Nothing where nothing is to be learned, no parameters or no graph, and nothing in
+    micro-batches, whose logits have their graph elsewhere; of several ranks each has its own.
     """
     parameters = [p for p in policy.parameters() if p.requires_grad] if isinstance(policy, nn.Module) else []
     if not (parameters and logits.requires_grad):

