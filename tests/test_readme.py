@@ -1,4 +1,4 @@
-"""What the README says holds: its code runs, its files exist, its commands are understood."""
+"""What the README and the pages of docs/ say holds: code runs, files exist, commands are understood."""
 
 import re
 import shlex
@@ -11,10 +11,11 @@ from agents import cli, config, training
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {path: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
 
 
-def _blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def _blocks(language, text=README):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_python_code_runs(capsys):
@@ -42,7 +43,7 @@ def test_an_agent_of_ones_own(tmp_path, monkeypatch):
 
 
 def _commands():
-    lines = "".join(_blocks("bash")).splitlines()
+    lines = "".join(block for text in PAGES.values() for block in _blocks("bash", text)).splitlines()
     return [line for line in lines if line.startswith("segment-env ")]
 
 
@@ -50,6 +51,12 @@ def _commands():
 def test_commands_are_understood(line):
     options = cli._parser().parse_args(shlex.split(line, comments=True)[1:])
     config.load(getattr(options, "overrides", []))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_what_is_linked_is_there(page):
+    named = [name for name in re.findall(r"\]\(([^)#]+)", PAGES[page]) if "://" not in name]
+    assert named and all((page.parent / name).exists() for name in named)
 
 
 def test_make_targets_exist():
@@ -60,7 +67,7 @@ def test_make_targets_exist():
 
 
 def test_the_file_tree_is_whole():
-    tree = README[README.index("## Where things are") : README.index("## What is measured")]
+    tree = README[README.index("## Where things are") :]
     named = set(re.findall(r"^ {4,}(\S+\.py)\b", tree, re.MULTILINE))
     there = {path.name for package in ("segment_env", "models", "agents") for path in (ROOT / package).rglob("*.py")}
     assert named == there - {"__init__.py"}
