@@ -198,7 +198,7 @@ def test_runs_of_the_paper(name: str) -> None:
         ("agent=ppo gamma=1.05", "gamma must lie in [0, 1], got 1.05"),
         ("agent=ppo gamma=abc", "gamma must lie in [0, 1], got abc"),
         ("gamma=null", "gamma must lie in [0, 1], got None"),
-        ("agent=ppo agent.objective.loss_critic_type=l3", "the configuration cannot be trained: Unknown loss l3. (NotImplementedError in"),
+        ("agent=ppo agent.objective.loss_critic_type=l3", "the configuration cannot be trained: Unknown loss l3 (NotImplementedError in"),
         ("agent=ppo agent.objective.clip_epsilon=null", "agent.objective ClipPPOLoss cannot be built"),
         ("agent=ppo agent.critic.hidden_units=1.5", "agent.critic.hidden_units must be a whole number from 0 on, got 1.5"),
         ("agent=ppo agent.critic_lr_scale=-1", "agent.critic_lr_scale must be a number and not negative, got -1"),

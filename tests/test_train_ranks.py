@@ -138,6 +138,8 @@ def test_two_ranks_make_the_run_of_one(two, tmp_path) -> None:
     for one, other in zip(lines(tmp_path / "one"), lines(folder / "corpus"), strict=True):
         assert one.keys() == other.keys()
         for key, value in one.items():
+            if key in ("policy_signal", "policy_power"):
+                continue  # of the rows of the first rank
             assert value == (pytest.approx(other[key], rel=1e-3, abs=1e-3) if isinstance(value, float) else other[key]), key
 
 
