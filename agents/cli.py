@@ -159,12 +159,12 @@ def _train(options: argparse.Namespace) -> int:
             folder = ranks.from_first(training.begin, settings, options.run, command)
         before = run.sentence()
         with Interruption(patient=ranks.total() > 1) as interruption:
-            learner = training.train(run, folder, found, stop=lambda: interruption.caught is not None)
+            made = training.train(run, folder, found, stop=lambda: interruption.caught is not None).schedule.last_epoch
         caught = ranks.highest(interruption.caught or 0)
     if not ranks.is_first():
         return 128 + caught if caught else 0
     if caught:
-        done = f"stopped by {signal.Signals(caught).name} after update {learner.schedule.last_epoch} of {run.updates}"
+        done = f"stopped by {signal.Signals(caught).name} after update {made} of {run.updates}"
         print(f"segment-env: {done}; go on with: segment-env train --resume {shlex.quote(str(folder))}", file=sys.stderr)
         return 128 + caught
     print(_ending(run))
