@@ -159,12 +159,12 @@ def _train(options: argparse.Namespace) -> int:
             folder = ranks.from_first(training.begin, settings, options.run, command)
         before = run.sentence()
         with Interruption(patient=ranks.total() > 1) as interruption:
-            learner = training.train(run, folder, found, stop=lambda: interruption.caught is not None)
+            made = training.train(run, folder, found, stop=lambda: interruption.caught is not None).schedule.last_epoch
         caught = ranks.highest(interruption.caught or 0)
     if not ranks.is_first():
         return 128 + caught if caught else 0
     if caught:
-        done = f"stopped by {signal.Signals(caught).name} after update {learner.schedule.last_epoch} of {run.updates}"
+        done = f"stopped by {signal.Signals(caught).name} after update {made} of {run.updates}"
         print(f"segment-env: {done}; go on with: segment-env train --resume {shlex.quote(str(folder))}", file=sys.stderr)
         return 128 + caught
     print(_ending(run))
@@ -212,15 +212,18 @@ def _ending(run: Any) -> str:
 def _eval(options: argparse.Namespace) -> None:
     from agents import assessment, harness, training
 
-    others = ("split", "data", "draws", "stride") if options.tasks else ("include_path", "limit", "num_fewshot", "boundaries")
+    tasks = options.tasks is not None
+    others = ("split", "data", "draws", "stride") if tasks else ("include_path", "limit", "num_fewshot", "boundaries")
     if given := [f"--{name.replace('_', '-')}" for name in others if getattr(options, name) not in (None, [])]:
-        raise UserError(f"{', '.join(given)} {'do not go with' if options.tasks else 'are for'} --tasks; see segment-env eval --help")
+        raise UserError(f"{', '.join(given)}: {'not with' if tasks else 'only with'} --tasks; see segment-env eval --help")
+    if tasks and not all(names := options.tasks.split(",")):
+        raise UserError(f"--tasks takes names with commas between, as in piqa,hellaswag, got {options.tasks!r}")
     _check_writable(options.json)
     run, seed, rate = training.open_run(options.run, options.best), options.seed, options.rate
-    if options.tasks:
+    if tasks:
         thresholded = options.boundaries == "thresholded"
         how: dict[str, Any] = {"num_fewshot": options.num_fewshot, "seed": seed, "thresholded": thresholded, "rate": rate}
-        figures = harness.run_tasks(run, options.tasks.split(","), options.include_path, options.limit, **how)
+        figures = harness.run_tasks(run, names, options.include_path, options.limit, **how)
     else:
         draws = 1 if options.draws is None else options.draws
         figures = assessment.assess(run, options.split, options.data, seed, rate, draws, options.stride)

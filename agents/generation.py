@@ -9,7 +9,7 @@ Letters: B rows, T bytes of the longest row, its prompt included.
 import codecs
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from agents.calibration import offset_for, shifted_logits
 from agents.data import held_out
 from agents.escaping import printable
 from segment_env.boundaries import BOS
-from segment_env.errors import UserError
+from segment_env.errors import UserError, one_line
 from segment_env.noise import BYTES, action_noise, uniform
 from segment_env.scorer import Observation, Policy, Scorer, check_causal, check_gate
 
@@ -136,7 +136,7 @@ def stream(
 
     Args: ``rows`` [B], what the noise of a row is drawn by beside the seeds and t (default: 0, 1, ...), so that a row alone is the
     row in a batch. Raises UserError without prompts, on fewer bytes than 1, on a policy that is not causal, and on one whose gate
-    does not go with the scorer.
+    does not go with the scorer; and with the first step, where memory is short of so many bytes.
     """
     if not prompts:
         raise UserError("there is no prompt to go on from: give at least one, an empty one for the beginning of a document")
@@ -151,7 +151,7 @@ def _stream(
     scorer: Scorer, policy: Policy, prompts: Sequence[bytes], num_bytes: int, drawing: Drawing, rows: Sequence[int]
 ) -> Iterator[Step]:
     longest = max(map(len, prompts))
-    with torch.no_grad():
+    with torch.no_grad(), _room(len(prompts), longest + num_bytes):
         state, h = scorer.init_state(len(prompts), longest + num_bytes)
         inner, device = policy.init(len(prompts)), h.device
     given = torch.tensor([list(prompt.ljust(longest, b"\0")) for prompt in prompts], dtype=torch.int64, device=device)
@@ -176,6 +176,15 @@ def _stream(
         since = torch.where(start, 1, since + 1)
         if policy.n_past:
             recent = torch.cat([start.long()[:, None], recent[:, :-1]], 1)
+
+
+@contextmanager
+def _room(num_rows: int, length: int) -> Iterator[None]:
+    """Raises UserError where the caches of the rows cannot be had."""
+    try:
+        yield
+    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:  # TypeError: more than an int64 holds
+        raise UserError(f"no room for {num_rows:,} x {length:,} bytes of text: ask for fewer ({one_line(error)})") from error
 
 
 class Display:
@@ -222,7 +231,8 @@ def run(
         raise UserError("the prompt has no bytes: leave it out, and the model begins a document")
     opened = training.open_run(path)
     opened.agent.eval()
-    prompts = [prompt or b""] * num_samples
+    with _room(num_samples, len(prompt or b"") + num_bytes):
+        prompts = [prompt or b""] * num_samples
     with _calibrated(opened, drawing, rate):
         steps = stream(opened.model, opened.agent.policy, prompts, num_bytes, drawing)
         if num_samples == 1:

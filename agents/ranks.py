@@ -6,6 +6,7 @@ here goes over gloo between the hosts, so that no GPU is waited for. In a proces
 Letters: R ranks.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,8 @@ def is_first() -> bool:
 def started(device: str = "auto") -> Iterator[None]:
     """A context in which the ranks that ``torchrun`` started know each other; without it, or with one, nothing is done.
 
-    ``device`` is ``train.device``: GPUs are dealt out to the ranks of a machine. Raises UserError where that cannot be.
+    ``device`` is ``train.device``: GPUs are dealt out to the ranks of a machine. What :func:`data_parallel` made is to be let go of
+    before the context ends: else a rank may hang when it goes. Raises UserError where that cannot be.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
@@ -61,6 +63,7 @@ def started(device: str = "auto") -> Iterator[None]:
     try:
         yield
     finally:
+        gc.collect()  # data parallelism that goes after its group may wait forever for the threads of gloo
         distributed.destroy_process_group()
         PartialState._reset_state()
         _hosts = None

@@ -243,10 +243,11 @@ def test_tasks_of_local_files_from_the_command_line(finished, tasks, tmp_path, c
     ("arguments", "says"),
     [
         (["--tasks", "no_such_task"], "no task 'no_such_task': `lm-eval ls tasks` lists"),
-        (["--tasks", "tiny_choice,"], "no task ''"),
+        (["--tasks", "tiny_choice,"], "--tasks takes names with commas between, as in piqa,hellaswag, got 'tiny_choice,'"),
+        (["--tasks", ""], "--tasks takes names with commas between"),
         (["--tasks", "broken"], "cannot load the task 'broken' (FileNotFoundError"),
-        (["--tasks", "tiny_choice", "--draws", "3"], "--draws do not go with --tasks"),
-        (["--limit", "3"], "--limit are for --tasks"),
+        (["--tasks", "tiny_choice", "--draws", "3"], "--draws: not with --tasks"),
+        (["--limit", "3"], "--limit: only with --tasks"),
         (["--tasks", "tiny_choice", "--json", "FOLDER"], "cannot write"),
     ],
 )
