@@ -106,8 +106,7 @@ def test_no_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from torch._inductor.utils import fresh_cache
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
-    with fresh_cache():
+    with fresh_cache(), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         assert cli.main(["train", *TINY, "train.compile=true"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("segment-env: the configuration cannot be trained: ") and "compiler" in line.lower()
