@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from agents import config
-from agents.calibration import offset_for, shifted_logits
+from agents.calibration import shifted_logits
 from agents.data import Source, held_out, reference_starts
 from agents.evaluation import Tally, tally, whole
 from agents.training import Run
@@ -102,22 +102,17 @@ def assess(
         with nullcontext() if offset is None else shifted_logits(policy, offset):
             return tally(run.model, policy, parts, found.reference, run.device, run.agent.price, draws, thresholded)
 
-    offset = None if rate is None else _offset(run, rate, seed, False)
+    offset = None if rate is None else run.offset(rate, seed)
     drawn = counted(offset, draws)
     figures = {"data": found.name, "split": found.split, **_figures(run, drawn, offset, rate)}
     figures["thresholded"] = None
     target = run.settings.get("target") if rate is None else rate
     if drawn.sampled and hasattr(policy, "offset") and target is not None:
-        threshold = _offset(run, target, seed, True)
+        threshold = run.offset(target, seed, thresholded=True)
         figures["thresholded"] = _figures(run, counted(threshold, thresholded=True), threshold, target)
     if draws > 1:
         figures["draws"] = drawn.many_draws()
     return figures
-
-
-def _offset(run: Run, rate: float, seed: int, thresholded: bool) -> float:
-    known = held_out(run.source, "validation", run.length, run.train["rows"], run.train["validation_bytes"], seed)
-    return offset_for(run.model, run.agent.policy, known, rate, run.device, thresholded)
 
 
 def _figures(run: Run, counted: Tally, offset: float | None, rate: float | None) -> dict[str, Any]:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from agents import training
-from agents.calibration import offset_for, shifted_logits
-from agents.data import held_out
+from agents.calibration import shifted_logits
 from agents.escaping import printable
 from segment_env.boundaries import BOS
 from segment_env.errors import UserError, one_line
@@ -252,8 +251,7 @@ def _calibrated(opened: training.Run, drawing: Drawing, rate: float | None) -> A
     """The policy of a run at ``rate``, while the context lasts."""
     if rate is None and not drawing.thresholded:
         return nullcontext()
-    model, policy, train = opened.model, opened.agent.policy, opened.train
+    policy = opened.agent.policy
     check_causal(policy)
-    known = held_out(opened.source, "validation", opened.length, train["rows"], train["validation_bytes"])
     target = opened.settings["target"] if rate is None else rate
-    return shifted_logits(policy, offset_for(model, policy, known, target, opened.device, drawing.thresholded))
+    return shifted_logits(policy, opened.offset(target, thresholded=drawing.thresholded))

@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from agents.training import Run
-from segment_env.errors import UserError
-from segment_env.streams.shards import hush, one_line
+from segment_env.errors import UserError, one_line
+from segment_env.streams.shards import hush
 
 _BOOTSTRAPS = 1000  #: for standard errors of what is no mean
 

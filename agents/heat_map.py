@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 import torch
 
 from agents.escaping import printable
+from agents.segmenting import beginning
 from segment_env.batch import Batch, Samples, pack
 from segment_env.scorer import Policy, Scorer
 from segment_env.unroll import unroll
@@ -107,8 +108,7 @@ def excerpt(data: bytes, length: int) -> slice:
     >>> data[excerpt(data, 18)]
     b'Call me Ishmael. '
     """
-    marks = (data.find(mark, 0, len(data) // 2) + len(mark) for mark in (b". ", b" ") if mark in data[: len(data) // 2])
-    begin = next(marks, 0)  # a crop may have begun inside
+    begin = beginning(data)
     end = min(begin + length, len(data))
     while begin < end < len(data) and data[end] & 0xC0 == 0x80:
         end -= 1  # not inside a character

@@ -19,8 +19,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from torch import Tensor
 
-from agents.calibration import offset_for, shifted_logits
-from agents.data import held_out
+from agents.calibration import shifted_logits
 from agents.evaluation import Thresholds
 from agents.generation import generate
 from agents.training import Run, open_run
@@ -88,7 +87,8 @@ class SegmentLM(LM):
             raise UserError(f"{type(self.run.model).__name__} gives no probabilities of all bytes (log_p): tasks need a byte U-Net")
         self.batch_size = self.run.train["rows"] if batch_size is None or batch_size == "auto" else int(batch_size)
         self.seed, self.thresholded = seed, thresholded
-        self.offset = self._offset_for(self.run.settings.get("target") if thresholded and rate is None else rate)
+        target = self.run.settings.get("target") if thresholded and rate is None else rate
+        self.offset = None if target is None else self.run.offset(target, seed, thresholded)
         self._starts, self._choices = 0, 0
 
     @property
@@ -165,13 +165,6 @@ class SegmentLM(LM):
         self._choices += int(choice.sum())
         nats = torch.where(scored, live.nll, 0).double().sum(1)
         return nats.tolist(), (scorer.likeliest | ~scored).all(1).tolist()
-
-    def _offset_for(self, rate: float | None) -> float | None:
-        if rate is None:
-            return None
-        run = self.run
-        known = held_out(run.source, "validation", run.length, run.train["rows"], run.train["validation_bytes"], self.seed)
-        return offset_for(run.model, self.policy, known, rate, run.device, self.thresholded)
 
     def _calibrated(self) -> Any:
         return nullcontext() if self.offset is None else shifted_logits(self.policy, self.offset)

@@ -73,6 +73,12 @@ def _encoded(scorer: Scorer, x: Tensor) -> Tensor:
     return h
 
 
+def beginning(data: bytes) -> int:
+    """Where to read from in a crop, that may have begun inside a sentence: after its first, else its first word, else at 0."""
+    half = data[: len(data) // 2]
+    return next((half.find(mark) + len(mark) for mark in (b". ", b" ") if mark in half), 0)
+
+
 def shown(segments: Iterable[bytes], separator: str = "|") -> str:
     r"""Segments between separators on one line; what cannot be printed and bytes that are no UTF-8 are escaped, as Python does.
 

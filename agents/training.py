@@ -28,9 +28,9 @@ from agents.evaluation import evaluate
 from agents.journal import Journal, check_wandb
 from agents.learner import STATISTICS, Learner
 from agents.rules import Rule
-from agents.segmenting import segment, shown
+from agents.segmenting import beginning, segment, shown
 from models import ByteUNet
-from segment_env.batch import Batches
+from segment_env.batch import Batch, Batches
 from segment_env.errors import UserError, one_line
 from segment_env.scorer import Policy
 from segment_env.streams import SPLITS
@@ -94,8 +94,15 @@ class Run:
     def calibrate(self) -> None:
         """Fit a rule's threshold, if it has one, to validation bytes and the model as it is now."""
         if isinstance(rule := self.agent.policy, Rule):
-            known = held_out(self.source, "validation", self.length, self.train["rows"], self.train["validation_bytes"])
-            rule.calibrate(self.model, known, self.device)
+            rule.calibrate(self.model, self._known(), self.device)
+
+    def offset(self, rate: float, seed: int = 0, thresholded: bool = False) -> float:
+        """The offset of all logits that gives ``rate`` on validation bytes: see :func:`agents.calibration.offset_for`."""
+        return offset_for(self.model, self.agent.policy, self._known(seed), rate, self.device, thresholded)
+
+    def _known(self, seed: int = 0) -> Iterator[Batch]:
+        """The validation bytes that a run is calibrated on."""
+        return held_out(self.source, "validation", self.length, self.train["rows"], self.train["validation_bytes"], seed)
 
     @torch.no_grad()
     def rehearse(self) -> None:
@@ -120,8 +127,7 @@ class Run:
         self.agent.eval()
         batch = next(held_out(self.source, "validation", self.length, 1))
         text = bytes(batch.bytes[0][batch.valid[0]].tolist())
-        marks = (text.find(mark, 0, len(text) // 2) + len(mark) for mark in (b". ", b" ") if mark in text[: len(text) // 2])
-        begin = next(marks, 0)  # after the first sentence, else the first word, that a crop may have begun inside
+        begin = beginning(text)
         return shown(segment(self.model, self.agent.policy, text[begin : begin + 120], device=self.device))
 
     def evaluate(self, split: str, max_bytes: int | None = None, seed: int = 0, rate: float | None = None) -> dict[str, Any]:
@@ -133,8 +139,7 @@ class Run:
         batches = held_out(self.source, split, self.length, self.train["rows"], max_bytes, seed)
         if rate is None:
             return evaluate(self.model, self.agent.policy, batches, self.source, self.device, self.agent.price)
-        known = held_out(self.source, "validation", self.length, self.train["rows"], self.train["validation_bytes"], seed)
-        offset = offset_for(self.model, self.agent.policy, known, rate, self.device)
+        offset = self.offset(rate, seed)
         with shifted_logits(self.agent.policy, offset):
             figures = evaluate(self.model, self.agent.policy, batches, self.source, self.device, self.agent.price)
         return {**figures, "boundaries": f"{figures['boundaries']}, calibrated to {rate:g} on validation bytes", "offset": offset}
